@@ -1,6 +1,6 @@
 """raytf: elastic, fault-tolerant TensorFlow / Keras 3 training on Ray.
 
-`import raytf` imports neither Ray nor TensorFlow; names are loaded when they are first used.
+`import raytf` imports neither Ray nor TensorFlow; each name is imported at its first use.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_MODULES)  # noqa: PLE0605
 
-if TYPE_CHECKING:  # an alias that repeats the name exports it
+if TYPE_CHECKING:  # `X as X` marks a name as exported
     from raytf.config.command_line import cli as cli  # noqa: I001
     from raytf.config.flags import WorkerSection as WorkerSection
     from raytf.config.train_config import Flags as Flags, TrainConfig as TrainConfig, WorkerFlags as WorkerFlags
@@ -113,7 +113,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _load(module: str) -> Any:
-    if module == "raytf.driver.fit" and module not in sys.modules:  # seconds, mostly for Ray
+    if module == "raytf.driver.fit" and module not in sys.modules:  # takes seconds, mostly for Ray
         from raytf._process import working
 
         with working("importing Ray"):
@@ -125,8 +125,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-# A file of the package that the registry calls raytf. Where it lies here, both were installed in one folder, and
-# uninstalling one takes files of the other away.
+# This file belongs to the package that the registry calls raytf. If it is here, both packages are installed in one
+# folder, and uninstalling one deletes files of the other.
 if os.path.exists(os.path.join(os.path.dirname(__file__), "raytf_driver.py")):
     from raytf.errors import FOREIGN
 

@@ -1,4 +1,4 @@
-"""Signals, daemon threads and standard error of a process, and the import of TensorFlow."""
+"""Helpers for a process: signals, daemon threads, standard error, its age, and the import of TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def in_thread(work: Callable[[], T], name: str = "raytf-save") -> Future[T]:
-    """Run in a daemon thread of its own: one that hangs holds up neither the next one nor the end of the process."""
+    """Run work in a new daemon thread. If it hangs, it blocks neither later work nor the exit of the process."""
     job: Future[T] = Future()
 
     def run() -> None:
@@ -34,13 +34,13 @@ def in_thread(work: Callable[[], T], name: str = "raytf-save") -> Future[T]:
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
-    """Show on a terminal what this process does, in a line that moves and disappears; nothing elsewhere.
+    """Show a spinner with a text on a terminal during the `with` block; show nothing elsewhere.
 
     Args:
-        text: such as `importing Ray`.
+        text: what this process does, such as `importing Ray`.
     """
     is_terminal = False
-    with contextlib.suppress(ValueError, AttributeError):  # standard output is closed, or there is none
+    with contextlib.suppress(ValueError, AttributeError):  # standard output is closed or missing
         is_terminal = sys.stdout.isatty()
     if not is_terminal or os.environ.get("TERM") == "dumb":
         yield
@@ -49,7 +49,7 @@ def working(text: str) -> Iterator[None]:
 
     console = Console()
     with console.status(text):
-        console.show_cursor(True)  # which would stay hidden if this process were killed
+        console.show_cursor(True)  # otherwise it stays hidden if this process is killed
         yield
 
 
@@ -66,8 +66,10 @@ def load_tensorflow() -> None:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Import without the cyclic garbage collector, for which there is nothing to find, neither now nor later: of the 3
-    to 4 seconds that TensorFlow takes, it has a fifth, and of the tracing of a step after that a third.
+    """Disable the cyclic garbage collector during an import, and keep it away from the imported objects later.
+
+    The collector would find nothing, but take a fifth of the 3 to 4 seconds of importing TensorFlow, and a third of the
+    time to trace a step after that.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -81,11 +83,11 @@ def uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_stderr() -> Iterator[None]:
-    """Hide everything that this process writes to standard error, whoever writes it."""
+    """Hide everything that this process writes to standard error, including the output of native code."""
     sys.stderr.flush()
     try:
         kept = os.dup(2)
-    except OSError:  # there is none
+    except OSError:  # there is no standard error
         yield
         return
     nothing = os.open(os.devnull, os.O_WRONLY)
@@ -102,7 +104,7 @@ def no_stderr() -> Iterator[None]:
 def signal_handler(
     handler: Callable[[int, Any], None], numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
 ) -> Iterator[None]:
-    """Have signals call the handler while the `with` statement lasts; in the main thread alone."""
+    """Handle signals with `handler` during the `with` block; call this only in the main thread."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -112,22 +114,22 @@ def signal_handler(
 
 
 class EndingSignal:
-    """The signal that has ended a command, other than Ctrl-C."""
+    """The signal other than Ctrl-C that ended a command, if any."""
 
     number: signal.Signals | None = None
 
     @property
     def code(self) -> int:
-        """The exit code; that of Ctrl-C if it was no other signal."""
+        """Return the exit code for the signal; without one, that of Ctrl-C."""
         return 128 + (self.number or signal.SIGINT)
 
 
 @contextmanager
 def as_interrupts(ending: EndingSignal) -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise KeyboardInterrupt while the `with` statement lasts, where nobody else handles or
-    ignores them; the second of them ends the process. In the main thread alone.
+    """Raise KeyboardInterrupt for SIGTERM and SIGHUP during the `with` block, unless they are handled or ignored
+    already. A second signal ends the process. In threads other than the main thread, this does nothing.
 
-    Ray lets no other exception of a handler through.
+    Ray does not propagate any other exception that a signal handler raises.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -151,10 +153,10 @@ def as_interrupts(ending: EndingSignal) -> Iterator[None]:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Hold SIGINT, SIGTERM and SIGHUP back until the `with` statement is over; the second of them ends the process.
+    """Delay SIGINT, SIGTERM and SIGHUP until the end of the `with` block; a second signal ends the process.
 
-    What a handler raises must not pass through native code that calls Python, as Ray's start does: that aborts the
-    process. In the main thread alone.
+    An exception that a handler raises aborts the process if it passes through native code that calls Python, as Ray's
+    start does. In threads other than the main thread, this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -176,7 +178,7 @@ def held_back() -> Iterator[None]:
 
 
 def process_start(pid: int) -> str | None:
-    """Return when a live process of this machine started (ticks since boot), or None; a pid alone is used again."""
+    """Return when a live local process started (ticks since boot), or None. With the pid, it identifies the process."""
     try:
         with open(f"/proc/{int(pid)}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
@@ -186,6 +188,6 @@ def process_start(pid: int) -> str | None:
 
 
 def process_age() -> float:
-    """Return how many seconds this process lives; no change of the machine's clock matters."""
+    """Return this process's age in seconds, regardless of changes to the machine's clock."""
     ticks = int(process_start(os.getpid()) or 0)
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

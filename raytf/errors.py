@@ -1,30 +1,29 @@
-"""Everything that raytf raises on purpose.
+"""The errors that raytf raises on purpose.
 
     RaytfError
     ├── ConfigError              a flag or argument is wrong
-    │   └── RunMismatchError     the run in storage was made with other settings
+    │   └── RunMismatchError     the run in storage has other settings
     ├── DataError                records are missing, corrupt or of the wrong kind
     ├── ExactnessError           exact mode cannot keep its promise for this model or on this machine
     ├── ModelError               the model function returned something that cannot be trained
-    │   └── WholeBatchError      it takes whole batches, and no parts of them
+    │   └── WholeBatchError      the model trains on whole batches only
     ├── StorageError             storage cannot be reached, read or written
-    │   └── DamagedFileError     a file of a run is damaged, or none that raytf has written
+    │   └── DamagedFileError     a file of a run is damaged, or was not written by raytf
     ├── CheckpointError          a checkpoint is damaged or does not fit the model
     ├── RunInUseError            another live process owns the run
-    ├── ClusterError             the cluster can never give what was asked for
+    ├── ClusterError             the cluster can never provide the requested workers
     ├── NonFiniteLossError       the loss became NaN or infinite
     ├── GpuError                 a node's GPU is missing, broken or taken
-    ├── UnsupportedError         TensorFlow or NCCL refuses an operation on these devices
+    ├── UnsupportedError         TensorFlow or NCCL does not support an operation here
     ├── WorkerLostError          another worker died in the middle of a step
     ├── ProcessDiedError         a parameter server or the coordinator died
-    ├── ReplicaError             the workers' weights are not equal any more
-    ├── HangError                a worker makes no progress, again and again
+    ├── ReplicaError             the workers' weights are no longer equal
+    ├── HangError                a worker repeatedly makes no progress
     └── JobError                 the job's own code raised
 
-The message of each says what is wrong, what was expected and how to fix it. None of them is retried by Ray Train,
-except a `StorageError` in the middle of a run, a `GpuError`, a `WorkerLostError`, a `ProcessDiedError`, a
-`ReplicaError`, a `HangError` and, once more, a `JobError` of a run that has made a step: the same code would fail in
-the same way again.
+Each message says what is wrong, what was expected and how to fix it. Ray Train retries only a `StorageError` in the
+middle of a run, a `GpuError`, a `WorkerLostError`, a `ProcessDiedError`, a `ReplicaError`, a `HangError` and, after the
+first step, a `JobError` that does not look like a bug. After any other error, the same code would fail again.
 """
 
 from __future__ import annotations
@@ -34,33 +33,33 @@ from collections.abc import Sequence
 
 #: The package's name on the registry, where `raytf` belongs to somebody else.
 DISTRIBUTION = "raytf-train"
-#: Bold and coloured text, as Keras has it in errors.
+#: Escape sequences for bold and colored text, which Keras uses in errors.
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
-#: The message if both are installed in one folder.
+#: The message if both packages are installed in the same folder.
 FOREIGN = (
-    "a package of 2021 that the registry calls raytf is installed in the same folder as "
-    f"{DISTRIBUTION}, which is this one. Type: pip uninstall -y raytf {DISTRIBUTION}; then install this again, from "
-    "its checkout or wheel"
+    "the unrelated package raytf of 2021 is installed in the same folder as this package, "
+    f"{DISTRIBUTION}. Type: pip uninstall -y raytf {DISTRIBUTION}; then reinstall this package from its checkout or "
+    "wheel"
 )
 
 
 class RaytfError(Exception):
-    """Base class; `except raytf.RaytfError` catches all that raytf raises on purpose."""
+    """Base class; `except raytf.RaytfError` catches every error that raytf raises on purpose."""
 
     #: Whether a fresh worker group may succeed where this one failed.
     retryable = False
-    #: Whether the same command may succeed later without a change by the user.
+    #: Whether the same command may succeed later, without changes by the user.
     passes = False
     #: The exception of the program's code that this error explains, as `raytf.training.user.user_code` pickles it.
     original: bytes | None = None
 
     def __reduce__(self):
-        # Ray pickles errors on their way to the driver; extra attributes must survive, whatever __init__ takes.
+        # Ray pickles errors for the driver. Extra attributes must survive, whatever arguments __init__ takes.
         return (_rebuild, (type(self), self.args, self.__dict__))
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows in place of a traceback: the message, and the cause where it has another
-        one."""
+        """Return the lines that IPython shows in place of a traceback: the message, and the cause unless the message
+        contains it."""
         cause = self.__cause__
         told = [f"{type(self).__name__}: {one_line(self)}"]
         if cause is not None and one_line(cause, 60).removesuffix("...") not in told[0]:
@@ -72,16 +71,16 @@ def not_installed(what: str, extra: str, module: str | None) -> ConfigError:
     """Return an error that names the extra to install.
 
     Args:
-        what: needs them, such as `raytf serve`.
-        extra: of the released package, which brings them.
-        module: that cannot be imported, where that is known.
+        what: the feature that needs the extra, such as `raytf serve`.
+        extra: name of the extra.
+        module: the module that cannot be imported, if known.
     """
     needs = module or "a package"
     return ConfigError(f"{what} needs {needs}, which is not installed. Type: pip install '{DISTRIBUTION}[{extra}]'")
 
 
 def one_line(error: object, limit: int | None = None) -> str:
-    """Return the text of another library's error as one line, without colors, cut after a word at a limit."""
+    """Return the text of another library's error as one line, without colors, cut after a word at `limit`."""
     text = " ".join(_STYLE.sub("", str(error)).split())
     if limit is None or len(text) <= limit:
         return text
@@ -90,7 +89,7 @@ def one_line(error: object, limit: int | None = None) -> str:
 
 
 def brief(error: Exception, limit: int = 80) -> str:
-    """Return the text of another library's error, or an error's kind, for a status line."""
+    """Return a short text for a status line: the kind of a StorageError, or the error's message."""
     if isinstance(error, StorageError) and error.kind in _KINDS:
         return _KINDS[error.kind]
     text = one_line(error)
@@ -110,7 +109,7 @@ class ConfigError(RaytfError, ValueError):
 
 
 class RunMismatchError(ConfigError):
-    """The run in storage was made with settings that this command changes, and that must not change."""
+    """This command changes settings of the run in storage that must not change."""
 
 
 class DataError(RaytfError, ValueError):
@@ -122,11 +121,11 @@ class ModelError(RaytfError, ValueError):
 
 
 class WholeBatchError(ModelError):
-    """The model takes whole batches, and no parts of them: its own step may draw as much noise as a batch is long."""
+    """The model trains on whole batches only: its custom step may draw random numbers for a whole batch."""
 
 
 class ExactnessError(RaytfError):
-    """Exact mode cannot keep its promise: an operation has a state of its own or no deterministic kernel, or machines
+    """Exact mode cannot keep its promise: an operation has its own state or no deterministic kernel, or machines
     compute different bits."""
 
 
@@ -134,23 +133,23 @@ class StorageError(RaytfError, OSError):
     """Storage cannot be reached, read or written.
 
     Attributes:
-        kind: one of `missing`, `denied`, `unreachable`, `full`, `unsupported`, `refused` (by raytf: a name), `damaged`,
-            `other`.
+        kind: one of `missing`, `denied`, `unreachable`, `full`, `unsupported`, `refused` (raytf refuses a name),
+            `damaged`, `other`.
     """
 
     def __init__(self, message: str, kind: str = "other"):
         super().__init__(message)
         self.kind = kind
-        # A full disk or a missing right does not fix itself between two attempts.
+        # A full disk or a missing permission is not fixed between two attempts.
         self.retryable = kind in ("unreachable", "unsupported", "other")
         self.passes = kind == "unreachable"
 
 
 class DamagedFileError(StorageError):
-    """A file of a run is damaged, or none that raytf has written.
+    """A file of a run is damaged, or was not written by raytf.
 
     Attributes:
-        file: as a person would look for it.
+        file: the file, in a form that people can find.
         reason: what is wrong with it.
     """
 
@@ -177,7 +176,7 @@ class RunInUseError(RaytfError):
 
 
 class ClusterError(RaytfError):
-    """The cluster can never give the workers that were asked for; or Ray failed under a run, which `passes`."""
+    """The cluster can never provide the requested workers; or Ray failed during a run, and `passes` is set."""
 
     def __init__(self, message: str, passes: bool = False):
         super().__init__(message)
@@ -197,12 +196,12 @@ class NonFiniteLossError(RaytfError):
 
 
 class GpuError(RaytfError):
-    """A GPU that a worker was given is missing, broken or taken by another process. Another node's may do.
+    """A worker's GPU is missing, broken or taken by another process. A GPU of another node may work.
 
     Attributes:
-        node: Ray's id of the node; empty where nobody knows.
-        is_launch: a kernel failed. One node's GPU may do that, but where another node's does as well, it is the code.
-        is_doubtful: it may as well be the node of another rank, or the network between; a surer error goes first.
+        node: Ray's id of the node; empty if unknown.
+        is_launch: whether a kernel failed. If kernels also fail on another node, the code is to blame, not the GPU.
+        is_doubtful: whether another rank's node or the network may be to blame; a more certain error takes precedence.
     """
 
     retryable = True
@@ -213,14 +212,14 @@ class GpuError(RaytfError):
 
 
 class UnsupportedError(RaytfError):
-    """TensorFlow or NCCL refuses an operation on the devices of this run, and would again."""
+    """TensorFlow or NCCL does not support an operation on the devices of this run; a retry would fail, too."""
 
 
 class WorkerLostError(RaytfError):
-    """Another worker died in the middle of a step; seen only inside workers and by Ray Train's failure policy.
+    """Another worker died in the middle of a step. Only workers and Ray Train's failure policy see this error.
 
     Attributes:
-        unreached: ranks that did not answer while the group met.
+        unreached: ranks that did not respond while the group met.
     """
 
     retryable = True
@@ -228,14 +227,14 @@ class WorkerLostError(RaytfError):
 
 
 class ReplicaError(RaytfError):
-    """The workers' weights are not equal any more; a new group continues from where they were.
+    """The workers' weights are no longer equal; a new group continues from a step at which they were.
 
     Attributes:
-        ranks: whose weights are wrong, or that compute wrongly; none where nobody can say.
-        rank: which of them raised it; None if that is not known.
-        computes_wrongly: whether an audit has seen that those ranks compute wrongly.
-        nodes: Ray's ids of their nodes, where it is known which: a rank that is to blame may not have ended yet when
-            the run hears of it from another one.
+        ranks: ranks with wrong weights or wrong computations; empty if it is unknown which ranks are wrong.
+        rank: the rank that raised the error; None if unknown.
+        computes_wrongly: whether an audit has proved that `ranks` compute wrongly.
+        nodes: Ray's ids of the nodes of `ranks`, if known: another rank may report the error before the rank to blame
+            has exited.
     """
 
     retryable = True
@@ -253,24 +252,24 @@ class ReplicaError(RaytfError):
 
 
 class HangError(RaytfError):
-    """A worker makes no progress; the last of several that hung at the same step."""
+    """A worker made no progress for too long; `fit` raises this only after several hangs at the same step."""
 
     retryable = True
 
 
 class ProcessDiedError(RaytfError):
-    """A process has died without which its group with parameter servers cannot continue."""
+    """A parameter server or the coordinator died, so its group cannot continue."""
 
     retryable = True
 
 
 class JobError(RaytfError):
-    """The job's own code (model function, callback, augmentation) raised.
+    """The job's own code (model function, callback, augmentation) raised an exception.
 
     Attributes:
-        traceback: the traceback, as text, from the first line of the program's own code on.
-        step: global steps done when it was raised; None before training began.
-        is_bug: what was raised is a mistake in the code, which another attempt would meet again.
+        traceback: the traceback, as text, starting at the first line of the program's own code.
+        step: completed global steps when it was raised; None before training starts.
+        is_bug: whether the exception shows a mistake in the code, which would recur in another attempt.
     """
 
     step: int | None = None
@@ -288,8 +287,8 @@ class JobError(RaytfError):
         return [*told, "  File " + "\n".join(places[-1].splitlines()[:2])] if places else told
 
 
-#: Exceptions that Python raises for mistakes in code, and that end a program; subclasses of the former come from
-#: files and networks, too.
+#: Exceptions that Python raises for mistakes in code, or to end a program. Their subclasses are left out, because files
+#: and networks raise these, too.
 _BUGS = (
     ArithmeticError,
     AssertionError,

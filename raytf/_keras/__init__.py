@@ -1,8 +1,8 @@
 """The private parts of Keras that raytf uses. They may change with any version.
 
-`SEEN` lists the attributes that imports do not name: `tests/unit/test_private_keras.py` fails when one of them or an
-imported name is gone, and `tests/unit/test_private_ray.py` when another module of raytf takes something private. Keras
-is imported when a function is called. Knows nothing of raytf.
+`SEEN` lists the attributes that imports do not name. `tests/unit/test_private_keras.py` fails when one of them or an
+imported name no longer exists, and `tests/unit/test_private_ray.py` when another module of raytf uses private parts.
+Keras is imported only when a function is called. This package depends on no other part of raytf.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-#: The version of Keras in which everything was last seen to be there and to do what is meant.
+#: The latest version of Keras in which all of these parts were verified to exist and to work as expected.
 VERSION = "3.15.1"
 #: Class or module -> names of its attributes that are used.
 SEEN = {
@@ -43,7 +43,7 @@ SEEN = {
 
 @contextlib.contextmanager
 def with_attributes(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Give an object attributes, which go before the methods of its class, while the `with` statement lasts."""
+    """Set attributes of an object, which hide its class's methods, while the `with` statement lasts."""
     attributes = vars(owner)
     before = {name: attributes[name] for name in values if name in attributes}
     attributes.update(values)
@@ -55,16 +55,13 @@ def with_attributes(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
         attributes.update(before)
 
 
-# -- what is set in a process ------------------------------------------------------------------------------------------
+# -- settings of the process -------------------------------------------------------------------------------------------
 
 
 def own_dtype_policy() -> Any:
-    """Return the global dtype policy, if somebody has set one.
+    """Return the global dtype policy that the program has set; None if it has set none.
 
-    `keras.config.dtype_policy()` would set what nobody has set, and a later `set_floatx` would then say nothing.
-
-    Returns:
-        None where nobody has.
+    `keras.config.dtype_policy()` would set a default one, and a later `set_floatx` would then have no effect on it.
     """
     from keras.src.backend.common import global_state
 
@@ -72,14 +69,14 @@ def own_dtype_policy() -> Any:
 
 
 def max_epochs() -> int | None:
-    """Return the most epochs of any `fit` of this process; None for any number."""
+    """Return the maximum number of epochs of any `fit` in this process; None for no limit."""
     import keras
 
     return keras.config.max_epochs()
 
 
 def max_steps_per_epoch() -> int | None:
-    """Return the most steps of an epoch; None for any number."""
+    """Return the maximum number of steps in an epoch; None for no limit."""
     import keras
 
     return keras.config.max_steps_per_epoch()
@@ -108,13 +105,13 @@ def layers_within(model: Any) -> list[Any]:
 
 
 def strategy_scope(model: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context manager that enters the scope of the TensorFlow strategy in whose scope a model was made."""
+    """Return a context manager for the scope of the TensorFlow strategy with which a model was created."""
     strategy = getattr(model, "distribute_strategy", None)
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
 def has_layers(layer: Any) -> bool:
-    """Return whether a layer is made of others."""
+    """Return whether a layer contains other layers."""
     return bool(layer._layers)
 
 
@@ -126,12 +123,12 @@ def input_signature(model: Any) -> Any:
 
 
 def made_by(tensor: Any) -> Any:
-    """Return the operation of a functional model that makes a tensor; None for other tensors."""
+    """Return the operation of a functional model whose output is a tensor; None for other tensors."""
     return getattr(getattr(tensor, "_keras_history", None), "operation", None)
 
 
 def is_default_hook(hook: Any) -> bool:
-    """Return whether a callback's method is that of Keras's base class, which Keras skips."""
+    """Return whether a callback's method is the empty one of Keras's base class, which Keras skips."""
     return getattr(hook, "_is_default", False)
 
 
@@ -142,7 +139,7 @@ def profiles(callback: Any) -> bool:
 
 @contextlib.contextmanager
 def with_fit(fit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Replace `keras.Model.fit` by a function while the `with` statement lasts. Yields Keras's own."""
+    """Replace `keras.Model.fit` by a function while the `with` statement lasts. Yield Keras's own `fit`."""
     import keras
 
     own = keras.Model.fit
@@ -154,7 +151,7 @@ def with_fit(fit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 def history(model: Any, params: dict[str, Any], values: dict[str, list[Any]], epochs: list[int]) -> Any:
-    """Return the History that `keras.Model.fit` returns, and leaves in the model."""
+    """Return a History as `keras.Model.fit` returns it, and set it as the model's `history`."""
     import keras
 
     made = keras.callbacks.History()
@@ -166,7 +163,7 @@ def history(model: Any, params: dict[str, Any], values: dict[str, list[Any]], ep
 
 
 def step_parts(model: Any) -> dict[str, list[Any]]:
-    """Return the objects that the traced step uses, by the names under which a person knows them."""
+    """Return the objects that the traced step uses, by names for messages."""
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     return {
@@ -181,12 +178,12 @@ def step_parts(model: Any) -> dict[str, list[Any]]:
 
 
 def build_compiled(model: Any, batch: tuple[Any, Any, Any]) -> None:
-    """Build the compiled loss and metrics of a built model for an (x, y, sample_weight), which computes nothing."""
+    """Build the compiled loss and metrics of a built model for a batch (x, y, sample_weight). Nothing is computed."""
     model._symbolic_build(data_batch=batch)
 
 
 def replaced_parts(before: dict[str, list[Any]], model: Any) -> list[str]:
-    """Return which of the parts are other objects now."""
+    """Return the names of the parts that other objects have replaced since `before`."""
     now = step_parts(model)
     return [name for name, own in before.items() if list(map(id, own)) != list(map(id, now[name]))]
 
@@ -200,8 +197,8 @@ def trainable_flags(model: Any) -> dict[str, list[bool]]:
 
 
 def set_trainable_flags(model: Any, flags: dict[str, list[bool]]) -> None:
-    """Set which layers and variables are trainable, as `trainable_flags` returned it."""
-    # A layer hands its flag to the layers inside it, which come after it and then get their own.
+    """Set which layers and variables are trainable, from the result of `trainable_flags`."""
+    # Setting a layer's flag also sets those of the layers inside it, which are later in the list and get their own.
     for layer, flag in zip(model._flatten_layers(), flags["layers"], strict=True):
         layer.trainable = flag
     for variable, flag in zip(model.variables, flags["variables"], strict=True):
@@ -213,17 +210,17 @@ def set_trainable_flags(model: Any, flags: dict[str, list[bool]]) -> None:
 
 
 def compile_config(model: Any) -> Any:
-    """Return the arguments of `compile`, as Keras keeps them; None where it was not called."""
+    """Return the arguments of `compile`, as Keras stores them; None if it was not called."""
     return getattr(model, "_compile_config", None)
 
 
 def compiled_loss(model: Any) -> Any:
-    """Return all losses of `compile` in one object; None where there are none."""
+    """Return the object with all losses of `compile`; None if there are none."""
     return getattr(model, "_compile_loss", None)
 
 
 def losses_of(compiled: Any) -> list[Any]:
-    """Return the losses of a compiled loss, a named tuple with `loss` for each; empty before Keras has listed them."""
+    """Return a named tuple with `loss` for each loss of a compiled loss; empty before Keras has listed them."""
     return list(getattr(compiled, "_flat_losses", None) or [])
 
 
@@ -233,24 +230,24 @@ def with_losses(compiled: Any, entries: Sequence[Any]) -> contextlib.AbstractCon
 
 
 def compute_loss(model: Any, x: Any, y: Any, predicted: Any, sample_weight: Any, training: bool) -> Any:
-    """Compute the loss as Keras's own steps do: an override need not take `training`."""
+    """Compute the loss as Keras's own steps do, also by an override that does not accept `training`."""
     return model._compute_loss(x, y, predicted, sample_weight, training=training)
 
 
 def loss_tracker(model: Any) -> Any:
-    """Return the metric that tracks the loss, even if the model's `metrics` leave it out."""
+    """Return the metric that tracks the loss, even if the model's `metrics` do not contain it."""
     return model._loss_tracker
 
 
 def mask_of(tensor: Any) -> Any:
-    """Return the mask that a layer has put on a tensor; None where there is none."""
+    """Return the mask that a layer has attached to a tensor; None if there is none."""
     from keras.src.backend.common.masking import get_keras_mask
 
     return get_keras_mask(tensor)
 
 
 def masked_weight(weight: Any, mask: Any, dtype: str, reduction: str) -> Any:
-    """Return a sample weight together with a mask, as losses count them; None where there is neither."""
+    """Return a sample weight combined with a mask, as losses combine them; None if there is neither."""
     from keras.src.losses.loss import apply_mask
 
     return apply_mask(weight, mask, dtype=dtype, reduction=reduction)
@@ -260,18 +257,18 @@ def masked_weight(weight: Any, mask: Any, dtype: str, reduction: str) -> Any:
 
 
 def given_rate(optimizer: Any) -> Any:
-    """Return the learning rate as it was passed: a schedule, or a variable. `optimizer.learning_rate` is a schedule's
-    value."""
+    """Return the learning rate as a schedule or a variable.
+    For a schedule, `optimizer.learning_rate` is only its current value."""
     return getattr(optimizer, "_learning_rate", None)
 
 
 def has_one_rate(optimizer: Any) -> bool:
-    """Return whether all weights have one learning rate, which a MultiOptimizer's do not."""
+    """Return whether all weights have the same learning rate, unlike those of a MultiOptimizer."""
     return hasattr(optimizer, "learning_rate")
 
 
 def rate_of(optimizer: Any) -> Any:
-    """Return the learning rate of the next update; of a MultiOptimizer, that of its default optimizer."""
+    """Return the learning rate of the next update; for a MultiOptimizer, that of its default optimizer."""
     return (optimizer if has_one_rate(optimizer) else optimizer.optimizers[-1]).learning_rate
 
 
@@ -286,18 +283,18 @@ def variable_index(optimizer: Any, variable: Any) -> int:
 
 
 def adam_moments(adam: Any, variable: Any) -> tuple[Any, Any]:
-    """Return the first and the second moment that Adam keeps of a weight."""
+    """Return the first and the second moment that Adam keeps for a weight."""
     place = variable_index(adam, variable)
     return adam._momentums[place], adam._velocities[place]
 
 
 def adagrad_sums(adagrad: Any, variable: Any) -> Any:
-    """Return the sums of squares that Adagrad keeps of a weight."""
+    """Return the sums of squares that Adagrad keeps for a weight."""
     return adagrad._accumulators[variable_index(adagrad, variable)]
 
 
 def clipped(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
-    """Return the gradients of all weights, clipped as the optimizer's settings say."""
+    """Return the gradients of all weights, clipped by the optimizer's settings."""
     return optimizer._clip_gradients(list(gradients))
 
 
@@ -312,18 +309,18 @@ def decays(optimizer: Any, variable: Any) -> bool:
 
 
 def exclude_from_decay(optimizer: Any, keys: Any) -> None:
-    """Have weights with some keys not decay, and all others do; by names Keras would not tell parts of them apart."""
+    """Exclude exactly the weights with these keys from weight decay. Keras cannot distinguish parts of one by name."""
     optimizer._use_weight_decay = lambda variable: optimizer._var_key(variable) not in keys
 
 
 @functools.cache
 def read_rows() -> None:
-    """Have a lookup in a weight read its rows alone, in this process from now on.
+    """Make lookups in a weight read only the rows that they need, in this process from now on.
 
-    `tf.gather` asks what it is given for `sparse_read`, which TensorFlow's variables have and Keras's lack. Without it
-    a lookup reads the whole table; and once an optimizer has written single rows, TensorFlow copies what it reads.
+    `tf.gather` uses the method `sparse_read`, which TensorFlow's variables have and Keras's lack. Without it, a lookup
+    reads the whole table. Once an optimizer has written single rows, TensorFlow even copies the table for each read.
     """
     from keras.src.backend.tensorflow.core import Variable
 
-    # A cast variable is a tensor, which has no `sparse_read` either: `tf.gather` then takes the tensor.
+    # A cast variable's value is a tensor without `sparse_read`: `tf.gather` then reads the tensor.
     Variable.sparse_read = property(lambda variable: variable.value.sparse_read)

@@ -1,6 +1,6 @@
-"""Intercept what a model's own code does in a step: updates by optimizers, losses that layers add, updates of metrics.
+"""Intercepts what a model's own code does in a step: updates by optimizers, losses that layers add, updates of metrics.
 
-Keras is imported when a function is called. Knows nothing of raytf.
+Keras is imported only when a function is called. This module depends on nothing else in raytf but `raytf._keras`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from raytf._keras import with_attributes
 
-#: (optimizer, gradients, variables) that `apply` was called with.
+#: Receives the optimizer, gradients and variables of a call of `apply`.
 OnApply = Callable[[Any, Sequence[Any], Sequence[Any]], None]
 
 
 def optimizers_within(model: Any) -> list[Any]:
-    """Return the optimizers that a model or its layers have as attributes, or in lists and dicts: the compiled one
-    first."""
+    """Return the optimizers that a model or its layers have as attributes, or in lists and dicts.
+    The compiled one is first."""
     import keras
 
     candidates = [model.optimizer]
@@ -35,14 +35,14 @@ def optimizers_within(model: Any) -> list[Any]:
 
 
 def metrics_within(model: Any) -> list[Any]:
-    """Return the metrics in `model.metrics`, then those that are only attributes and are never reset."""
+    """Return the metrics in `model.metrics`, then the metrics that are only attributes and are never reset."""
     listed = list(model.metrics)
     others = [metric for layer in model._flatten_layers() for metric in layer._metrics]
     return list({id(metric): metric for metric in [*listed, *others]}.values())
 
 
 def variable_of(variable: Any) -> Any:
-    """Return TensorFlow's variable in Keras's, even in a scope where that holds something else."""
+    """Return the TensorFlow variable of a Keras variable, even in a scope that replaces its value."""
     return variable._value
 
 
@@ -63,7 +63,7 @@ _on_apply: contextvars.ContextVar[OnApply | None] = contextvars.ContextVar("on_a
 
 @functools.cache
 def _install_apply() -> None:
-    """Have optimizers ask for `_on_apply`: once for the process, since threads may trace at the same time."""
+    """Patch optimizers to use `_on_apply`, once per process, since threads may trace at the same time."""
     from keras.src.optimizers.base_optimizer import BaseOptimizer
     from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
@@ -83,9 +83,9 @@ def _asking(own: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
-#: (loss) -> the loss that is added in its place.
+#: Receives a loss, and returns the loss that is added in its place.
 ChangeLoss = Callable[[Any], Any]
-#: (metric, args, kwargs) of a call of `update_state`.
+#: Receives the metric, args and kwargs of a call of `update_state`.
 OnUpdate = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 
@@ -105,7 +105,7 @@ _change: contextvars.ContextVar[ChangeLoss | None] = contextvars.ContextVar("cha
 
 @functools.cache
 def _install_add_loss() -> None:
-    """Have layers ask for `_change`: once for the process, since threads may trace at the same time."""
+    """Patch layers to use `_change`, once per process, since threads may trace at the same time."""
     import keras
 
     own = keras.Layer.add_loss
@@ -121,12 +121,12 @@ def _install_add_loss() -> None:
 
 
 def compiled_metrics(model: Any) -> list[Any]:
-    """Return the metrics of `compile`, each by itself."""
+    """Return the individual metrics of `compile`."""
     return list(getattr(getattr(model, "_compile_metrics", None), "metrics", []))
 
 
 def own_metrics(metrics: Sequence[Any], model: Any) -> list[Any]:
-    """Return the program's metrics among some metrics, each by itself, without those that Keras updates with losses."""
+    """Return the program's own metrics among `metrics`, one by one, without those that Keras updates with losses."""
     compiled = getattr(model, "_compile_metrics", None)
     losses = [model._loss_tracker, *getattr(getattr(model, "_compile_loss", None), "metrics", [])]
     expanded: list[Any] = []
@@ -162,7 +162,7 @@ def replaced_results(metrics: Sequence[Any], result: Any) -> Iterator[None]:
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Put a mask on a tensor, as a layer does."""
+    """Attach a mask to a tensor, as a layer does."""
     from keras.src.backend.common.masking import set_keras_mask
 
     set_keras_mask(tensor, mask)

@@ -1,10 +1,10 @@
-"""Live Keras objects as pickles: models, layers, optimizers, metrics and tensors, attribute by attribute.
+"""Pickles live Keras objects attribute by attribute: models, layers, optimizers, metrics and tensors.
 
-Keras pickles an object through a `.keras` file: its class must have a `get_config`, and what was set on the object
-later does not travel. A program has models that were frozen, given optimizers and trackers of their own, or that share
-layers. Here all that an object holds goes along, except for what belongs to its process: traced functions, strategies,
-and keys made of addresses, which are made again. Only a process that computes with the objects may load the pickle,
-since that creates variables. Nothing is imported in a process without Keras.
+Keras pickles an object through a `.keras` file. The object's class needs a `get_config`, and attributes that were set
+later are lost. But programs freeze models, add optimizers and trackers to them, and share layers. Here all attributes
+are pickled, except those that belong to the process: traced functions, strategies, and keys made of addresses, which
+are created again. Loading creates variables, so only a process that computes with the objects may load the pickle.
+Nothing is imported in a process without Keras.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-#: Methods that the constructor of a layer wraps anew in each object.
+#: Methods that a layer's constructor wraps in each object.
 _WRAPPED = ("build", "quantize")
-#: Functions that `fit`, `evaluate` and `predict` trace when they are called the first time.
+#: Functions that `fit`, `evaluate` and `predict` trace at their first call.
 _TRACED = ("train_function", "test_function", "predict_function")
 
-#: Calls that complete objects which refer to others by address, once a pickle is loaded completely.
+#: Calls to make once a pickle is loaded, which complete objects that refer to others by address.
 _unfinished: list[Callable[[], None]] = []
 
-#: What `pickle` takes: see `object.__reduce__`, with a function that sets the state as the last one.
+#: The tuple that `object.__reduce__` returns, with a function that sets the state as its last item.
 Reduced = tuple[Callable[..., Any], tuple[Any, ...], Any, None, None, Callable[[Any, Any], None]]
 
 
 def loaded() -> None:
-    """Finish what a pickle has loaded; to be called after it, and before anything is used."""
+    """Complete the objects of a loaded pickle. Call this before any of them is used."""
     while _unfinished:
         _unfinished.pop()()
 
@@ -41,7 +41,7 @@ def registered() -> dict[str, Any]:
 
 
 def register(known: dict[str, Any]) -> None:
-    """Register what `registered` returned in another process."""
+    """Register the classes and functions that `registered` returned in another process."""
     if not known:
         return
     import keras
@@ -70,7 +70,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _set_state(item: Any, state: dict[str, Any]) -> None:
-    # Past `__setattr__`, with which Keras would track and wrap each value once more.
+    # Bypass `__setattr__`, with which Keras would track and wrap each value again.
     vars(item).update(state)
 
 
@@ -94,9 +94,9 @@ def _layer(layer: Any) -> Reduced:
         if getattr(state.get(name), "__module__", None) == "keras.src.layers.layer":
             del state[name]
     state.update({name: None for name in _TRACED if name in state})
-    if "_distribute_strategy" in state:  # the model then uses that in whose scope it is
+    if "_distribute_strategy" in state:  # the model then uses the strategy whose scope is current
         state["_distribute_strategy"] = None
-    if "_losses" in state:  # of the last call, perhaps in a graph that is gone
+    if "_losses" in state:  # of the last call, whose graph may no longer exist
         state.update(_loss_ids=set(), _losses=[])
     return _by_state(layer, state, _set_layer)
 
@@ -127,7 +127,7 @@ def _set_variable(variable: Any, state: dict[str, Any]) -> None:
         variable._initialize(state["_value"])
 
 
-# -- what tracks variables and layers ----------------------------------------------------------------------------------
+# -- trackers of variables and layers ----------------------------------------------------------------------------------
 
 
 def _tracker(tracker: Any) -> Reduced:
@@ -149,7 +149,7 @@ def _collection(collection: Any) -> Reduced:
 
 
 def _set_collection(collection: Any, state: tuple[dict[str, Any], Any]) -> None:
-    vars(collection)["tracker"] = None  # nothing is tracked once more
+    vars(collection)["tracker"] = None  # so that no item is tracked again
     if isinstance(collection, list):
         list.extend(collection, state[1])
     else:
@@ -161,7 +161,7 @@ def _dynamic_backend(backend: Any) -> Any:
     return type(backend), (backend.name,)
 
 
-#: How to pickle objects of a class and of those derived from it; nothing is imported for it.
+#: Dotted name of a class -> the function that pickles its objects and those of derived classes. Imports nothing.
 REDUCERS: dict[str, Callable[[Any], Any]] = {
     "keras.src.layers.layer.Layer": _layer,
     "keras.src.ops.function.Function": _layer,

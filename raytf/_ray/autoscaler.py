@@ -26,5 +26,5 @@ def node_provider(cloud: str) -> Any:
 
 
 def retry_of_google(method: Any) -> Any:
-    """Decorate a method that Google's connections may break, which is then called again."""
+    """Decorate a method so that it is called again if a connection to Google breaks."""
     return node_provider("gcp")._retry(method)

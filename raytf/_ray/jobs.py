@@ -1,4 +1,4 @@
-"""Ray's job server and the packages for it."""
+"""A client of Ray's job server, and the packages that are uploaded to it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class RequestLimits:
     """The limits of a request.
 
     Attributes:
-        connect, silence: timeouts in seconds of the connection, and between two bytes.
-        seconds: for the whole request, since a server may send a byte now and then.
-        most_bytes: of the answer.
+        connect, silence: timeouts in seconds for the connection, and between two bytes.
+        seconds: timeout for the whole request, since a server may send a byte now and then.
+        most_bytes: maximum size of the answer.
     """
 
     connect: float
@@ -34,11 +34,11 @@ class RequestLimits:
 
 
 class TimedClient(JobSubmissionClient):
-    """Ray's client, with a bounded time and number of bytes for each answer.
+    """Ray's client, which limits the time and the bytes of each answer.
 
     Args:
         address: http://HOST:PORT.
-        limits: returns those of a request, by method and path.
+        limits: returns the limits of a request for its method and path.
     """
 
     def __init__(self, address: str, limits: Callable[[str, str], RequestLimits]):
@@ -49,14 +49,14 @@ class TimedClient(JobSubmissionClient):
         limits = self._limits(method, endpoint)
 
         def take(response: requests.Response, *_: Any, **__: Any) -> None:
-            """Read the body, before other code reads it without a bound."""
+            """Read the body, before other code reads it without a limit."""
             body = bytearray()
             for piece in response.iter_content(1 << 16):
                 body += piece
                 if len(body) > limits.most_bytes:
-                    raise ValueError(f"an answer of more than {limits.most_bytes >> 20} MiB")
+                    raise ValueError(f"the answer has more than {limits.most_bytes >> 20} MiB")
             response._content = bytes(body)
-            response.encoding = response.encoding or "utf-8"  # or requests would guess it from all of the text
+            response.encoding = response.encoding or "utf-8"  # otherwise requests guesses it from the whole body
 
         kwargs |= {"timeout": (limits.connect, limits.silence), "stream": True, "hooks": {"response": take}}
         ask = super()._do_request
@@ -67,7 +67,7 @@ class TimedClient(JobSubmissionClient):
 
 
 def _within(seconds: float, ask: Callable[[], Any]) -> Any:
-    """Run a request in a thread, with one timeout for all of it: its own timeouts begin anew with each byte.
+    """Run a request in a thread with a timeout for the whole of it, since its own timeouts restart with each byte.
 
     Raises:
         Timeout: the answer was not complete in time.

@@ -1,13 +1,13 @@
-"""Ray Train's controller and worker group, of which some workers can be replaced or dropped while the others train.
+"""Ray Train's controller and worker group, which can replace or drop some workers while the others train.
 
-Ray Train replaces failing replica groups alone, of one worker each, if the number of workers stays; see its
-`WorkerGroup.replace_replica_group`. Here some of them may also be left out, as their nodes are gone.
+Ray Train can replace only failing replica groups, of one worker each, while the number of workers stays the same; see
+its `WorkerGroup.replace_replica_group`. Here, workers whose nodes disappeared may also be dropped.
 
-Each worker has a placement group of its own, on nodes that Ray has chosen for all at once, since Ray cannot take one
-bundle out of a placement group. It keeps those whose node is gone, and in 2.60 the GCS tries to place them again
-without a pause for as long as there is a node that is large enough and has no room, which keeps a core of the head busy
-until another node joins (https://github.com/ray-project/ray/pull/65007). They count as demand as well, and those of
-workers that have left hold unused resources.
+Each worker has its own placement group, on nodes that Ray has chosen for all workers together, since Ray cannot remove
+one bundle from a placement group. Ray keeps bundles whose node disappeared and counts them as demand. In 2.60 the GCS
+retries without a pause to place them while a node is large enough but has no room, which keeps a core of the head busy
+until another node joins (https://github.com/ray-project/ray/pull/65007). The bundles of workers that have left would
+hold unused resources.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from raytf._ray import state, train
 
 _log = logging.getLogger(__name__)
 
-#: Ray's label of a node with its id.
+#: Ray's label for the id of a node.
 NODE_LABEL = "ray.io/node-id"
-#: Ray's id of a worker's node, and its process.
+#: The id in Ray of a worker's node, and the worker's process id.
 WorkerPlace = tuple[str, int]
-#: Seconds between two checks whether returned resources are free, and whether the nodes of starting workers are there.
+#: Seconds between two checks whether returned resources are free, and whether the nodes of starting workers exist.
 _POLL_SECONDS, _LOST_SECONDS = 0.01, 1.0
-#: Seconds to find room for workers that are added, and for the workers that stay to answer.
+#: Seconds to find room for added workers, and to wait for the answers of the workers that stay.
 _ROOM_SECONDS, _ANSWER_SECONDS = 5.0, 5.0
-#: Ray's smallest part of a resource.
+#: The smallest fraction of a resource in Ray.
 _LEAST = 1e-4
 
 
 class Places(PlacementGroupHandle):
-    """The placement groups of a group's workers, each of one bundle and with a number.
+    """The numbered placement groups of a group's workers, each with one bundle.
 
     Args:
-        resources: of a worker.
-        strategy: by which Ray chooses nodes for workers that start together.
-        selectors: labels of nodes for each of the workers with which the group begins.
+        resources: the resources of a worker.
+        strategy: how Ray chooses nodes for workers that start together.
+        selectors: labels of nodes for each of the workers with which the group starts.
     """
 
     def __init__(self, resources: dict[str, float], strategy: str, selectors: Sequence[dict[str, str]]):
@@ -62,30 +62,30 @@ class Places(PlacementGroupHandle):
         self._reserved = 0
 
     def of(self, numbers: Sequence[int]) -> list[PlacementGroup]:
-        """Return the placement groups with some numbers, without those that were removed."""
+        """Return the placement groups with these numbers, without removed ones."""
         return [self._places[number] for number in numbers if number in self._places]
 
     @property
     def placement_group(self) -> Any:
-        """None, as there is no group for all: Ray Train hands it to `_create_workers`, which has a number for each."""
+        """None, as no placement group has all workers. Ray Train passes it to `_create_workers`, which uses numbers."""
         return None
 
     def ready(self) -> Any:
         raise NotImplementedError("`wait` reserves places")
 
     def wait(self, timeout_seconds: float = 30) -> bool:
-        """Reserve places for the workers with which the group begins."""
+        """Reserve places for the workers with which the group starts."""
         return bool(self.reserve(self._selectors, timeout_seconds))
 
     def reserve(self, selectors: Sequence[dict[str, str]], seconds: float) -> list[int]:
         """Reserve places for more workers, all or none.
 
         Args:
-            selectors: labels of nodes for each of them.
-            seconds: to wait for room.
+            selectors: labels of nodes for each of the workers.
+            seconds: how long to wait for room.
 
         Returns:
-            Their numbers; none if there is no room.
+            The numbers of the places; empty if there is no room.
         """
         deadline = time.monotonic() + seconds
         together = placement_group(
@@ -97,7 +97,7 @@ class Places(PlacementGroupHandle):
             return self._keep([together])
         nodes: Mapping[int, str] = placement_group_table(together)["bundles_to_node_id"]
         remove_placement_group(together)
-        # A placement group that is requested sooner takes longer, since Ray retries less and less often.
+        # Requesting the placement groups earlier would take longer, since Ray retries less and less often.
         wanted = Counter(nodes.values())
         while not self._are_free(wanted) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -126,13 +126,13 @@ class Places(PlacementGroupHandle):
         return list(self._places)
 
     def remove_lost(self, numbers: Sequence[int]) -> None:
-        """Remove the placement groups of some numbers whose node is gone. Actors would wait for them forever."""
+        """Remove those of these placement groups whose node disappeared. Actors would wait for them forever."""
         about = placement_group_table()
         there = [number for number in numbers if number in self._places]
         self.remove([n for n in there if about.get(self._places[n].id.hex(), {}).get("state") != "CREATED"])
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Return some placement groups to Ray, which ends the workers in them."""
+        """Return placement groups to Ray, which kills the workers in them."""
         for number in numbers:
             if number in self._places:
                 remove_placement_group(self._places.pop(number))
@@ -142,7 +142,7 @@ class Places(PlacementGroupHandle):
 
 
 def _are_ready(places: Sequence[PlacementGroup], deadline: float) -> bool:
-    """Return whether all are created in time; otherwise remove all of them."""
+    """Return whether all placement groups are created before the deadline; otherwise remove all of them."""
     if all(place.wait(max(0.0, deadline - time.monotonic())) for place in places):
         return True
     for place in places:
@@ -151,18 +151,18 @@ def _are_ready(places: Sequence[PlacementGroup], deadline: float) -> bool:
 
 
 class PartialGroup(WorkerGroup):
-    """A group of workers to which some can be added, and of which some can be replaced or dropped.
+    """A group of workers in which workers can be added, replaced or dropped.
 
     Attributes:
-        take_rank: a function that a worker calls with Ray Train's context if it gets another rank; set before workers
-            are added or dropped.
+        take_rank: a function that a worker calls with Ray Train's context if its rank changes; set before workers are
+            added or dropped.
     """
 
     _worker_group_state: Any
     _replica_groups: Any
     take_rank: Callable[[Any], None]
 
-    #: Of the workers; not of Ray's state of the group, which is made once all have started.
+    #: The workers' places. They are not in Ray's state of the group, which is created once all have started.
     _places: Places
 
     def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Places:
@@ -175,14 +175,14 @@ class PartialGroup(WorkerGroup):
         """Start more workers beside the others.
 
         Args:
-            count: how many.
+            count: the number of new workers.
             selector: labels of the nodes on which they may start.
 
         Returns:
-            Their ranks; none if there is no room.
+            The ranks of the new workers; empty if there is no room.
 
         Raises:
-            WorkerGroupStartupFailedError, RayError: they did not start.
+            WorkerGroupStartupFailedError, RayError: the workers did not start.
         """
         places = self._places.reserve([selector] * count, _ROOM_SECONDS)
         if not places:
@@ -198,7 +198,7 @@ class PartialGroup(WorkerGroup):
         return list(range(size, whole))
 
     def _take(self, new: list[Any]) -> None:
-        """Have workers that have just started train with the others."""
+        """Make workers that have just started train with the others."""
         before = self._worker_group_state
         self._worker_group_state = dataclasses.replace(before, workers=[*before.workers, *new])
         groups = [
@@ -212,7 +212,7 @@ class PartialGroup(WorkerGroup):
             for group in groups:
                 group.start_training(self._worker_group_context)
         except Exception:
-            for worker in new:  # the next poll of the workers finds them dead
+            for worker in new:  # the next poll of the workers reports them as dead
                 ray.kill(worker.actor)
             raise
 
@@ -226,7 +226,7 @@ class PartialGroup(WorkerGroup):
         world_size: int | None = None,
         replica_group_size: int | None = None,
     ) -> list[Any]:
-        # As Ray Train's own method, except for places: there, all are bundles of one placement group.
+        # As in Ray Train's own method, except that its workers are bundles of one placement group.
         numbers = placement_group_bundle_indices or self._places.numbers
         env = self._get_worker_runtime_env(custom_runtime_env=self._train_run_context.run_config.worker_runtime_env)
         actor: Any = ray.remote(runtime_env=env, **bundle_to_remote_args(resources_per_worker))(self._worker_cls)
@@ -249,23 +249,23 @@ class PartialGroup(WorkerGroup):
         """Wait until all actors have started, and return their metadata.
 
         Raises:
-            RayError: one has died.
-            WorkerGroupStartupFailedError: the node of one is gone. Ray would wait for another node.
+            RayError: an actor has died.
+            WorkerGroupStartupFailedError: the node of an actor disappeared. Ray would wait for another node.
         """
         metadata = [actor.get_metadata.remote() for actor in actors]
         while len(self._places.of(numbers)) == len(numbers):
             if not ray.wait(metadata, num_returns=len(metadata), timeout=_LOST_SECONDS)[1]:
                 return ray.get(metadata)
             self._places.remove_lost(numbers)
-        raise train.WorkerGroupStartupFailedError("its node is gone")
+        raise train.WorkerGroupStartupFailedError("its node disappeared")
 
     def end(self, ranks: Collection[int]) -> None:
-        """Shut lost workers down, without waiting for an answer."""
+        """Shut lost workers down, without waiting for their answers."""
         for rank in ranks:
             self._replica_groups[rank].shutdown()
 
     def drop(self, ranks: Collection[int]) -> None:
-        """Continue without some workers, which are gone; the others get new ranks, in their order."""
+        """Continue without the workers of these ranks. The others get new ranks, in the same order."""
         workers = self.get_workers()
         self._places.remove([workers[rank].placement_group_bundle_index for rank in ranks])
         kept = [worker for rank, worker in enumerate(workers) if rank not in ranks]
@@ -293,12 +293,11 @@ class PartialGroup(WorkerGroup):
 
 
 class TrainController(ray_train.TrainController):
-    """Ray Train's controller, which replaces or drops lost workers while the others continue; `ps` and Ray show it
-    under the same name.
+    """Ray Train's controller, which can replace or drop lost workers while the others continue.
 
-    Its scaling policy is raytf's. Its failure policy has `lost`, the ranks of lost workers or None if all have to start
-    again. The controller sets the policy's `size`, the number of workers, and `left`, the ranks of workers that have
-    left as planned.
+    It has the name of Ray Train's own class, which `ps` and Ray show. Its scaling policy is raytf's. Its failure policy
+    has `lost`, the ranks of lost workers or None if all have to restart. The controller sets the failure policy's
+    `size`, the number of workers, and `left`, the ranks of workers that have left as planned.
     """
 
     worker_group_cls = PartialGroup
@@ -310,7 +309,7 @@ class TrainController(ray_train.TrainController):
         policy.size = len(group.get_workers()) if _is_there(group) else 0
         result = await super()._step()
         if self._return_value is None and _is_there(group) and (status := group.get_latest_poll_status()):
-            # Dismissed workers have none, and all others the same.
+            # Dismissed workers return None, and all others the same value.
             values = (one.return_value for one in status.worker_statuses.values())
             self._return_value = next((value for value in values if value is not None), None)
         return result
@@ -332,7 +331,7 @@ class TrainController(ray_train.TrainController):
         places: Any = self._scaling_policy
         workers = group.get_workers() if _is_there(group) else []
         lost: set[int] | None = policy.lost
-        policy.lost = set()  # later failures are counted anew
+        policy.lost = set()  # the policy collects later failures from here
         if lost is None or len(lost) >= len(workers):
             return super()._execute_resize_decision(decision)
         failed = self._run_controller_hook("before_controller_execute_resize_decision", decision)
@@ -346,7 +345,7 @@ class TrainController(ray_train.TrainController):
                 else:
                     self._change(group, places, decision.num_workers)
         except (ray.exceptions.RayError, train.WorkerGroupStartupFailedError) as error:
-            # Other workers, or new ones, have died meanwhile: the next poll of the workers names them.
+            # Other or new workers have died during the change. The next poll of the workers reports them.
             _log.debug("not all workers were replaced: %s", error)
             places.is_full()
         return TrainControllerLoopIterationResult(
@@ -400,6 +399,6 @@ def _nodes(group: PartialGroup) -> dict[int, str]:
 
 
 def run(env_vars: dict[str, str], arguments: dict[str, Any], is_partial: bool, poll: Callable[[], None]) -> Any:
-    """Run a controller that replaces single workers, or Ray Train's own; see `raytf._ray.train.run_controller`."""
+    """Run a controller that can replace single workers, or Ray Train's own; see `raytf._ray.train.run_controller`."""
     kind = TrainController if is_partial else ray_train.TrainController
     return train.run_controller(env_vars, arguments, kind, poll)

@@ -1,4 +1,4 @@
-"""Pickles as Ray makes them, with the code of the main program."""
+"""Pickles objects as Ray does, including code of the main program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["dumps", "loads"]
 
 def dumps(value: Any, reducers: Mapping[str, Callable[[Any], Any]]) -> bytes:
     """Pickle a value. `reducers` maps the dotted path of a class to the `reducer_override` of its objects and those of
-    derived classes; NotImplemented leaves an object to its next base class."""
+    derived classes. If that returns NotImplemented, the object's next base class is tried."""
 
     class Pickler(CloudPickler):
         def reducer_override(self, obj: Any) -> Any:

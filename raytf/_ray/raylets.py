@@ -1,4 +1,4 @@
-"""Ray's nodes, asked directly: whether raylets answer, their free memory, and worker processes started ahead."""
+"""Queries nodes directly: whether raylets answer, and free memory. Also starts worker processes in advance."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import psutil
 from ray._private import grpc_utils, utils
 from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
 
-_pb: Any = node_manager_pb2  # generated code, of which mypy knows no names
-_PYTHON = 0  # of its enumeration of languages
-#: Seconds within which the raylet of a living node answers, also on a loaded machine.
+_pb: Any = node_manager_pb2  # generated code, whose names mypy does not know
+_PYTHON = 0  # in Ray's enumeration of languages
+#: Seconds within which the raylet of a living node answers, even on a loaded machine, and starts processes.
 _ANSWER_SECONDS, _START_SECONDS = 1.5, 10.0
 
 
@@ -21,17 +21,17 @@ class NodeReply(enum.Enum):
     """The answer of a node's raylet."""
 
     LIVES = "lives"
-    SILENT = "silent"  # the system accepts the connection, or not even that, but nothing answers: frozen, or cut off
+    SILENT = "silent"  # no answer, whether or not the system accepts the connection: frozen, or cut off
     REFUSES = "refuses"  # nothing listens there any more
 
 
 def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, NodeReply]:
-    """Ask the raylets of nodes at once, and return their answers within 1.5 s, by the nodes' ids.
+    """Query the raylets of nodes concurrently, and return their answers by the nodes' ids, within 1.5 s.
 
-    A connection alone proves nothing: the system accepts it for a raylet that is frozen.
+    A connection alone proves nothing: the system accepts it even if the raylet is frozen.
 
     Args:
-        nodes: as of `ray.nodes()`.
+        nodes: entries of `ray.nodes()`.
     """
     asked = []
     for node in nodes:
@@ -51,30 +51,30 @@ def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, NodeReply]:
 
 
 def free_bytes() -> int:
-    """Return how much memory of this node a process can still take."""
-    # That of the machine counts cached files as free; that of a container knows its limit.
+    """Return how many bytes of memory a process can still allocate on this node."""
+    # The machine's number counts cached files as free, and the container's number respects its limit.
     return min(psutil.virtual_memory().available, utils.estimate_available_memory())
 
 
 def all_bytes() -> int:
-    """Return how much memory this node, or its container, has."""
+    """Return how many bytes of memory this node, or its container, has."""
     return min(psutil.virtual_memory().total, utils.get_system_memory())
 
 
 def prestart(host: str, port: int, job_id: str, runtime_env: str, count: int, keep_seconds: int) -> None:
-    """Have a node's raylet start worker processes ahead of need.
+    """Make a node's raylet start worker processes in advance.
 
-    Ray gives them to actors of the same job with the very same runtime environment.
+    Ray uses them for actors of the same job with exactly the same runtime environment.
 
     Args:
-        host, port: of the raylet.
-        job_id: hexadecimal; they end with the job.
-        runtime_env: serialized.
-        count: of processes. Ray drops some of those beyond the node's CPUs.
-        keep_seconds: how long they are kept unused.
+        host, port: the raylet's address.
+        job_id: the job's hexadecimal id; the processes end with the job.
+        runtime_env: the serialized runtime environment.
+        count: the number of processes. Ray drops some of those that exceed the node's CPUs.
+        keep_seconds: how long unused processes are kept.
 
     Raises:
-        grpc.RpcError: it does not answer.
+        grpc.RpcError: the raylet does not answer.
     """
     request = _pb.PrestartWorkersRequest(
         language=_PYTHON,

@@ -1,4 +1,4 @@
-"""Ray Serve's controller, asked directly: its public status has no `user_config`."""
+"""Queries Ray Serve's controller directly, since its public status has no `user_config`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def http_options() -> Any:
 
 
 def details(timeout: float) -> dict[str, Any]:
-    """Return all applications and deployments, with their settings; waits `timeout` seconds for the answer."""
+    """Return all applications and deployments with their settings, after at most `timeout` seconds."""
     client: Any = context._get_global_client()
     return ray.get(client._controller.get_serve_instance_details.remote(), timeout=timeout)

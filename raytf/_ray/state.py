@@ -20,7 +20,7 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 
 def draining_nodes() -> dict[str, int]:
-    """Return nodes with notice -> Unix time in ms at which they leave, 0 if it is not known."""
+    """Return the Unix time in ms at which each draining node leaves, by its id; 0 if it is not known."""
     return ray._private.state.state.get_draining_nodes()
 
 
@@ -30,13 +30,13 @@ def living_actors(job_id: Any) -> list[dict[str, Any]]:
 
 
 def system_config() -> dict[str, Any]:
-    """Return the settings that the cluster's head was started with."""
+    """Return the system configuration with which the cluster's head was started."""
     return ray._private.state.state.get_system_config()
 
 
 def abandoned_placement_groups() -> list[PlacementGroup]:
     """Return this job's placement groups whose creator has died and that still hold resources."""
-    table: Any = gcs_pb2  # generated code, of which mypy knows no names
+    table: Any = gcs_pb2  # generated code, whose names mypy does not know
     table, job = table.PlacementGroupTableData, ray.get_runtime_context().get_job_id()
     groups = []
     for raw in ray._private.state.state._connect_and_get_accessor().get_placement_group_table():
@@ -52,22 +52,21 @@ def _actor(actor_id: str) -> dict[str, Any]:
 
 
 def died_with_node(error: ray.exceptions.RayActorError, actor: Callable[[str], dict[str, Any]] = _actor) -> bool:
-    """Return whether an actor is dead because its node is. Ray's error has that only in its text; its table has the
-    reason.
+    """Return whether an actor died because its node died, by Ray's table. Ray's error has this only in its text.
 
     Args:
-        actor: returns the entry of an actor in Ray's table by its id, empty if there is none.
+        actor: returns the entry of an actor in Ray's table for its id, empty if there is none.
     """
     if error.actor_id is None:
         return False
     cause = actor(error.actor_id).get("DeathCause")
-    reasons: Any = common_pb2  # generated code, of which mypy knows no names
+    reasons: Any = common_pb2  # generated code, whose names mypy does not know
     return cause is not None and cause.actor_died_error_context.reason == reasons.ActorDiedErrorContext.NODE_DIED
 
 
 def head_starts(address: str) -> list[float]:
-    """Return when the living heads of the GCS at HOST:PORT were started, in Unix seconds by their clocks; usually
-    one."""
+    """Return when the living heads of the GCS at HOST:PORT, usually one, were started.
+    Times are Unix seconds by the heads' clocks."""
     infos = GcsClient(address=address).get_all_node_info().values()
     return [info.start_time_ms / 1000 for info in infos if info.is_head_node and info.state == _ALIVE]
 
@@ -78,13 +77,13 @@ def drain_for_preemption(address: str, node_id: str, reason: str, deadline_ms: i
     Args:
         address: HOST:PORT of the GCS.
         node_id: 56 hexadecimal digits.
-        reason: for people.
+        reason: text that explains it to users.
         deadline_ms: Unix time of the preemption; 0 if it is not known.
         timeout: seconds for the answer.
 
     Returns:
-        Whether Ray accepts it, and if not, why.
+        Whether Ray accepted the report and, if not, why.
     """
-    reasons: Any = autoscaler_pb2  # generated code, of which mypy knows no names
+    reasons: Any = autoscaler_pb2  # generated code, whose names mypy does not know
     preemption = reasons.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     return GcsClient(address=address).drain_node(node_id, preemption, reason, deadline_ms, timeout=timeout)

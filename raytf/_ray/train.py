@@ -37,7 +37,7 @@ __all__ += ["WorkerGroupStartupTimeoutError", "coordinator_here", "drop", "free_
 __all__ += ["resources_of_worker", "run_controller"]
 #: Seconds between two calls of `poll`.
 _POLL_SECONDS = 0.3
-#: The modules that processes of a controller, and of the actor of each group, import first.
+#: The modules that the processes of a controller and of each group's synchronization actor import first.
 CONTROLLER_MODULES = (TrainController.__module__, "ray.train.v2._internal.execution.checkpoint.sync_actor")
 
 
@@ -47,19 +47,19 @@ def run_controller(
     kind: type[TrainController] = TrainController,
     poll: Callable[[], None] = lambda: None,
 ) -> Any:
-    """Run Ray Train's controller on this node, as its trainers do, without their handler of Ctrl-C: that would end the
-    workers before they can save, and the driver with exit code 0.
+    """Run Ray Train's controller on this node, as its trainers do, but without their handler of Ctrl-C.
+    That handler would stop the workers before they can save, and exit the driver with code 0.
 
     Args:
-        env_vars: environment variables of its process, in addition to those that Ray Train hands on.
-        arguments: of the controller.
-        kind: of controller.
-        poll: called a few times a second meanwhile; an exception stops the controller, and is raised.
+        env_vars: environment variables of the controller's process, in addition to those that Ray Train passes on.
+        arguments: the controller's arguments.
+        kind: the controller's class.
+        poll: called a few times a second while the controller runs. Its exception stops the controller, and is raised.
 
     Returns:
-        Its result.
+        The controller's result.
     """
-    raylet: Any = ray._raylet  # compiled, and mypy knows nothing of it
+    raylet: Any = ray._raylet  # compiled code, which mypy does not know
     here = {raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
     actor: Any = ray.remote(
         num_cpus=0, label_selector=here, runtime_env={"env_vars": train_env.of_controller(env_vars)}
@@ -73,7 +73,7 @@ def run_controller(
 
 
 class _Coordinator:
-    """Ray's coordinator of requests for resources in this process. It answers as the actor does."""
+    """Ray's coordinator of requests for resources, in this process, with the interface of its actor."""
 
     def __init__(self) -> None:
         self._coordinator = _AutoscalingCoordinatorActor()
@@ -84,11 +84,11 @@ class _Coordinator:
 
 
 def coordinator_here(requester: str) -> TrainAutoscalingCoordinatorClient:
-    """Return the client of a coordinator in this process, for a Ray that no other program uses: starting the actor
-    takes longer than all its work there.
+    """Return the client of a coordinator in this process, for a Ray that no other program uses.
+    There, starting the coordinator's actor would take longer than all of its work.
 
     Args:
-        requester: name of the run.
+        requester: the name of the run.
     """
     client = TrainAutoscalingCoordinatorClient(requester)
     client.__dict__["_autoscaling_coordinator"] = _Coordinator()
@@ -106,11 +106,11 @@ def resources_of_worker(scaling_config: Any) -> dict[str, float]:
 
 
 def raised_by(failure: Any) -> Any:
-    """Return the exception of a worker's code without Ray Train's wrappers, or why Ray could not reach the worker."""
+    """Return the exception of a worker's code without Ray Train's wrappers, or Ray's error about a lost worker."""
     inner = failure._base_exc if isinstance(failure, UserExceptionWithTraceback) else failure
     return inner.health_check_failure if isinstance(inner, WorkerHealthCheckFailedError) else inner
 
 
 def drop(worker_group: Any) -> None:
-    """Have Ray Train forget a group that failed while its backend started, and release its resources."""
+    """Make Ray Train forget a group that failed while its backend started, and release its resources."""
     worker_group._clear_state()

@@ -13,7 +13,7 @@ import ray
 
 
 def of_controller(env_vars: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a controller's process: `env_vars`, and what Ray Train passes on."""
+    """Return the environment of a controller's process: `env_vars`, and the variables that Ray Train passes on."""
     constants = _constants()
     warns = constants.RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
     known = {warns: constants.DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE}
@@ -21,15 +21,14 @@ def of_controller(env_vars: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_workers(controller: Mapping[str, str], workers: Mapping[str, str]) -> str:
-    """Return the runtime environment of workers, serialized, before there are any.
+    """Return the serialized runtime environment that workers will have, before any worker exists.
 
-    Ray makes it on the way from the driver to the controller and from there to a worker, where variables of an outer
-    environment are left as they are unless an inner one has them, and writes it as JSON without spaces, with sorted
-    keys.
+    Ray merges the environments of the driver, the controller and the worker, in this order: a variable of a later one
+    replaces the same variable of an earlier one. Ray writes the result as JSON without spaces, with sorted keys.
 
     Args:
-        controller: environment variables that the controller gets in addition to Ray Train's own.
-        workers: those of the workers.
+        controller: environment variables of the controller, in addition to Ray Train's own.
+        workers: environment variables of the workers.
     """
     env = json.loads(ray.get_runtime_context().get_runtime_env_string() or "{}")
     handed_on = _constants().get_env_vars_to_propagate()
@@ -46,7 +45,7 @@ def set_rank(context: Any) -> None:
 
 @functools.cache
 def _constants() -> Any:
-    """Return Ray Train's module of constants. Its import by name would import all of Ray Train."""
+    """Return Ray Train's module of constants. Importing it by name would import all of Ray Train."""
     file = importlib.resources.files("ray").joinpath("train/v2/_internal/constants.py")
     spec = importlib.util.spec_from_file_location("constants", str(file))
     assert spec is not None

@@ -1,8 +1,8 @@
 """The private parts of TensorFlow that raytf uses. They may change with any version.
 
-`SEEN` lists the attributes that imports do not name: `tests/unit/test_private_tensorflow.py` fails when one of them or
-an imported name is gone, and `tests/unit/test_private_ray.py` when another module of raytf takes something private.
-TensorFlow is imported when a function is called. Knows nothing of raytf.
+`SEEN` lists the attributes that imports do not name. `tests/unit/test_private_tensorflow.py` fails when one of them or
+an imported name no longer exists, and `tests/unit/test_private_ray.py` when another module of raytf uses private parts.
+TensorFlow is imported only when a function is called. This package depends on no other part of raytf.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-#: The version of TensorFlow in which everything was last seen to be there and to do what is meant.
+#: The latest version of TensorFlow in which all of these parts were verified to exist and to work as expected.
 VERSION = "2.21.0"
 #: Class or module -> names of its attributes that are used.
 SEEN = {
@@ -37,7 +37,7 @@ SEEN = {
 #: Kinds of operations that write a variable.
 WRITES = re.compile("^(Assign.*VariableOp|Resource(Apply|SparseApply|Scatter).*)$")
 
-# -- what is set in a process ------------------------------------------------------------------------------------------
+# -- settings of the process -------------------------------------------------------------------------------------------
 
 
 def numpy_behavior() -> tuple[bool, str] | None:
@@ -46,7 +46,7 @@ def numpy_behavior() -> tuple[bool, str] | None:
     from tensorflow.python.framework import ops
     from tensorflow.python.ops.numpy_ops import np_dtypes
 
-    if not hasattr(tf.Tensor, "reshape"):  # one of the methods that tensors get with it
+    if not hasattr(tf.Tensor, "reshape"):  # NumPy behavior adds this method
         return None
     return np_dtypes.is_prefer_float32(), ops.get_dtype_conversion_mode().name.lower()
 
@@ -55,7 +55,7 @@ def numpy_behavior() -> tuple[bool, str] | None:
 
 
 def flat_element(element_spec: Any) -> tuple[list[Any], list[Any]]:
-    """Return the dtypes and the shapes of the tensors that an element of a data set consists of."""
+    """Return the dtypes and the shapes of the tensors in an element of a data set."""
     from tensorflow.python.data.util import structure
 
     return structure.get_flat_tensor_types(element_spec), structure.get_flat_tensor_shapes(element_spec)
@@ -65,7 +65,7 @@ def flat_element(element_spec: Any) -> tuple[list[Any], list[Any]]:
 
 
 def operation(kind: str) -> Any:
-    """Return the definition (OpDef) of a kind of operation; None where TensorFlow knows none."""
+    """Return the definition (OpDef) of a kind of operation; None if TensorFlow has no such kind."""
     from tensorflow.python.framework import op_def_registry
 
     return op_def_registry.get(kind)
@@ -79,7 +79,7 @@ def kernels(kind: str) -> list[Any]:
 
 
 def function_graph(graph: Any, name: str) -> Any:
-    """Return the graph of a function that operations of another graph call by name."""
+    """Return the graph of the function that operations of `graph` call by this name."""
     from tensorflow.python.framework import function_def_to_graph
 
     function = graph._get_function(name)
@@ -89,8 +89,8 @@ def function_graph(graph: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def ran_graphs() -> Iterator[list[Any]]:
-    """Yield a list that has the graphs (GraphDef) which TensorFlow ran in the `with` statement, placed and optimized,
-    once that has ended without an error."""
+    """Yield a list that receives the placed and optimized graphs (GraphDef) that TensorFlow runs in a `with` statement.
+    It is filled when the statement ends without an error."""
     from tensorflow.python.eager import context
 
     graphs: list[Any] = []
@@ -104,7 +104,7 @@ def ran_graphs() -> Iterator[list[Any]]:
 
 
 class TracedOp(NamedTuple):
-    """An operation of a traced graph; `compiled` says whether XLA compiles it."""
+    """An operation of a traced graph; `compiled` is whether XLA compiles it."""
 
     kind: str
     name: str
@@ -112,7 +112,7 @@ class TracedOp(NamedTuple):
 
 
 def ops_of(traced: Any) -> list[TracedOp]:
-    """List all operations of a concrete function and of the functions that it calls."""
+    """Return all operations of a concrete function and of the functions that it calls."""
     graph = traced.graph.as_graph_def()
     ops = [_op(node) for node in graph.node]
     for function in graph.library.function:
@@ -130,7 +130,7 @@ def _op(node: Any, compiled: bool = False) -> TracedOp:
 
 
 def watch_workers(workers: int, heartbeat_timeout_ms: int) -> None:
-    """Configure the service by which workers notice that one of them sends no heartbeat, before a strategy does."""
+    """Configure the service with which workers detect a missing heartbeat, before a strategy configures it."""
     from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.eager import context
 
@@ -143,12 +143,12 @@ def watch_workers(workers: int, heartbeat_timeout_ms: int) -> None:
 
 
 def ring(key: int, size: int, device: str) -> Callable[[Any], Any]:
-    """Return a function with which CPU devices of some ranks add tensors over gRPC.
+    """Return a function with which a group of ranks sums tensors on CPUs over gRPC.
 
     Args:
-        key: of the group, the same in all of them.
-        size: how many they are.
-        device: full name of this rank's CPU.
+        key: the group's key, which is the same on all of its ranks.
+        size: the number of ranks.
+        device: the full name of this rank's CPU.
     """
     from tensorflow.python.distribute import collective_util, cross_device_utils
 
@@ -159,7 +159,7 @@ def ring(key: int, size: int, device: str) -> Callable[[Any], Any]:
 
 
 def per_replica(values: Sequence[Any]) -> Any:
-    """Return values as a strategy holds them, one on each of its devices."""
+    """Return the container in which a strategy holds values, one for each of its devices."""
     from tensorflow.python.distribute.values import PerReplica
 
     return PerReplica(values)
@@ -168,13 +168,13 @@ def per_replica(values: Sequence[Any]) -> Any:
 # -- summary writers ---------------------------------------------------------------------------------------------------
 
 _SUMMARIES = "tensorflow.python.ops.summary_ops_v2"
-#: The attribute of a writer that has the arguments of its constructor.
+#: The attribute of a writer that holds the arguments of its constructor.
 _MADE_WITH = "_raytf_made_with"
 
 
 @contextlib.contextmanager
 def noted_writers() -> Iterator[None]:
-    """Note the folder of each summary writer that is made while the `with` statement lasts."""
+    """Record the folder of each summary writer that is created while the `with` statement lasts."""
     from tensorflow.python.ops import summary_ops_v2
 
     kind = summary_ops_v2._ResourceSummaryWriter
@@ -192,15 +192,15 @@ def noted_writers() -> Iterator[None]:
 
 
 def writer_folder(writer: Any) -> tuple[str | None, str]:
-    """Return the folder in which a summary writer writes, None if it was not noted, and the suffix of its files."""
+    """Return the folder of a summary writer, None if it was not recorded, and the suffix of its files."""
     noted = vars(writer).get(_MADE_WITH, {})
     folder, suffix = (noted.get(name) for name in ("logdir", "filename_suffix"))
     return (None if folder is None else _text(folder)), ("" if suffix is None else _text(suffix))
 
 
 def default_writer() -> tuple[Any, Any]:
-    """Return the summary writer that the program has made the default one in this thread, None where its folder was not
-    noted, and the default step."""
+    """Return this thread's default summary writer and default step. The writer is None if the program has set none, or
+    if the writer's folder was not recorded."""
     module = sys.modules.get(_SUMMARIES)
     if module is None:
         return None, None
@@ -218,17 +218,17 @@ def _text(value: Any) -> str:
 
 
 def empty_saved_model() -> Any:
-    """Return an empty protocol buffer of a SavedModel, to read one into."""
+    """Return an empty protocol buffer into which a SavedModel can be read."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     return saved_model_pb2.SavedModel()
 
 
 def make_signatures(functions: dict[str, Any]) -> None:
-    """Make signatures of functions as `tf.saved_model.save` does, without writing any file.
+    """Create signatures of functions as `tf.saved_model.save` does, without writing a file.
 
     Raises:
-        ValueError: or others, where one of them cannot be a signature.
+        ValueError: a function cannot be a signature. TensorFlow raises other errors, too.
     """
     from tensorflow.python.saved_model.signature_serialization import canonicalize_signatures
 

@@ -1,8 +1,7 @@
-"""TensorFlow data sets as graphs: what makes two passes over one differ, and passes that are drawn from a seed;
-and pickles of TensorFlow's values, data sets among them.
+"""TensorFlow data sets as graphs, passes over them with given seeds, and pickles of TensorFlow's values.
 
-A data set becomes a graph and another data set with the same elements by `DatasetToGraphV2` and `DatasetFromGraph`,
-with its lookup tables, and with variables as they are at that moment.
+`DatasetToGraphV2` converts a data set to a graph, and `DatasetFromGraph` makes a data set with the same elements from
+it. The graph includes lookup tables, and variables with their values at that moment.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from typing import Any
 
 from raytf._tensorflow import flat_element, operation
 
-#: Operations that call a function of the program, which no graph has.
+#: Operations that call a Python function of the program, which a graph cannot contain.
 _CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "GeneratorDataset")
-#: Operations that keep something in the program between two elements, beside those that write to a variable: what they
-#: give depends on all that was read before.
+#: Operations that keep state between two elements, and prefixes of more of them. Their results depend on everything
+#: that was read before.
 _KEEPS = (*_CALLS_PYTHON, "RngReadAndSkip", "RngSkip")
 _KEEPS_PREFIX = (
     "Assign",
@@ -27,7 +26,7 @@ _KEEPS_PREFIX = (
     "ResourceScatter",
     "StatefulRandom",
 )
-#: Data sets that draw from seeds which are their inputs.
+#: Data sets that draw, with their seeds as inputs.
 _DRAWS = (
     "ShuffleDataset",
     "ShuffleAndRepeatDataset",
@@ -35,11 +34,11 @@ _DRAWS = (
     "SamplingDataset",
     "AnonymousRandomSeedGenerator",
 )
-#: Bytes of a data set that is pickled element by element.
+#: Maximum bytes of a data set that is pickled element by element.
 _TRAVELS_BYTES = 256 << 20
-#: TensorFlow's number for the type of the state of a `keras.random.SeedGenerator`, which has two numbers.
+#: TensorFlow's number for int64, the dtype of the state of a `keras.random.SeedGenerator`, which has shape [2].
 _INT64 = 9
-#: Data sets that call a function for several elements at a time.
+#: Data sets that call a function for several elements in parallel.
 _SIDE_BY_SIDE = (
     "ParallelMapDataset",
     "ParallelInterleaveDataset",
@@ -49,20 +48,20 @@ _SIDE_BY_SIDE = (
 
 
 def is_dataset(data: Any) -> bool:
-    """Return whether something is a TensorFlow data set, without importing TensorFlow."""
+    """Return whether an object is a TensorFlow data set, without importing TensorFlow."""
     return any(
         kind.__name__ == "DatasetV2" and kind.__module__.startswith("tensorflow.") for kind in type(data).__mro__
     )
 
 
 class DatasetGraph:
-    """The graph of a data set of TensorFlow."""
+    """The graph of a TensorFlow data set."""
 
     def __init__(self, dataset: Any):
         import tensorflow as tf
 
         options = tf.data.Options()
-        options.deterministic = True  # elements in one order, whichever is ready first
+        options.deterministic = True  # a fixed order, whichever element is ready first
         self._dataset = dataset.with_options(options)
         variant = tf.data.experimental.to_variant(self._dataset)
         text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1).numpy()
@@ -70,45 +69,44 @@ class DatasetGraph:
 
     @functools.cached_property
     def ordered(self) -> Any:
-        """The data set with its elements in one order. Functions that keep something are called one after another."""
+        """The data set in a fixed order. Functions that keep state are called for one element after another."""
         import tensorflow as tf
 
         return _with_calls_in_order(tf.data.experimental.to_variant(self._dataset), self._dataset.element_spec)
 
     def keeps(self) -> str:
-        """Return an operation whose results depend on what was read before, which no seed determines; empty if there is
-        none."""
-        outside = {node.op for node in self._graph.node} - {"AssignVariableOp"}  # which gives variables their values
+        """Return an operation whose results depend on earlier elements, not only on seeds; empty if there is none."""
+        outside = {node.op for node in self._graph.node} - {"AssignVariableOp"}  # it initializes variables
         nodes = (node for function in self._graph.library.function for node in function.node_def)
         has_seeds = self._has_seeds_alone()
         return keeping(outside | {node.op for node in nodes if not (has_seeds and _sets_seeds(node))})
 
     def _has_seeds_alone(self) -> bool:
-        """Return whether all variables of their type are states of seed generators."""
+        """Return whether all int64 variables have the shape of a seed generator's state."""
         variables = [node for node in self._graph.node if node.op == "VarHandleOp"]
         same_type = [node.attr["shape"].shape for node in variables if node.attr["dtype"].type == _INT64]
         return all([dim.size for dim in shape.dim] == [2] for shape in same_type)
 
     def calls_python(self) -> bool:
-        """Return whether it calls functions of the program, which exist only in the program's process."""
+        """Return whether the data set calls Python functions, which exist only in the program's process."""
         return any(node.op in _CALLS_PYTHON for node in self._nodes())
 
     def serialized(self) -> bytes:
-        """Return the graph, from which `loaded` makes a data set in any process, unless it calls Python."""
+        """Return the serialized graph. `loaded` makes a data set of it in any process, unless it calls Python."""
         return self._graph.SerializeToString()
 
     def draws(self) -> str:
-        """Return an operation that makes two passes differ, but not in `drawn`; empty if there is none."""
+        """Return an operation that makes two passes differ, unless `drawn` seeds it; empty if there is none."""
         return next((node.op for node in self._nodes() if is_drawing(node)), "")
 
     def drawn(self, seeds: Callable[[int, int], tuple[int, int]], number: int, cache: str) -> Any:
-        """Return the data set with seeds of its own, in which functions that draw are called for one element at a time.
+        """Return the data set with the given seeds. Functions that draw are called for one element at a time.
 
         Args:
             seeds: (place of an operation in the graph, number of the pass) -> two seeds, each positive and below 2**31.
-            number: of the pass; an operation whose draws are to be the same in each pass, such as one before a cache,
-                gets pass 0.
-            cache: a folder for what the data set would keep in memory from one pass to the next.
+            number: the number of the pass. Operations that have to draw the same in each pass, such as those before a
+                cache, always get pass 0.
+            cache: a folder for data that the data set would cache in memory from one pass to the next.
         """
         import tensorflow as tf
 
@@ -132,14 +130,14 @@ class DatasetGraph:
 
 
 def loaded(graph: bytes, element_spec: Any) -> Any:
-    """Return the data set of a graph."""
+    """Return the data set of a serialized graph."""
     import tensorflow as tf
 
     return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), element_spec)
 
 
 def of_elements(elements: list[Any], element_spec: Any) -> Any:
-    """Return a data set with some elements."""
+    """Return a data set that yields the given elements."""
     import tensorflow as tf
 
     made = tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=element_spec)
@@ -147,30 +145,30 @@ def of_elements(elements: list[Any], element_spec: Any) -> Any:
 
 
 def reduced(dataset: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return how to pickle a data set: as its graph or, if it calls Python, as its elements.
+    """Return the function and arguments that pickle a data set, as its graph or, if it calls Python, as its elements.
 
     Raises:
-        TypeError: it calls Python and has no end, or too many elements.
+        TypeError: the data set calls Python, and is infinite or too large.
     """
     graph = DatasetGraph(dataset)
     if not graph.calls_python():
         return loaded, (graph.serialized(), dataset.element_spec)
     if dataset.cardinality() == -1:
-        raise TypeError("a tf.data.Dataset without end that calls a function of Python cannot leave its process")
+        raise TypeError("an infinite tf.data.Dataset that calls a Python function cannot be sent to another process")
     elements, size = [], 0
     for element in dataset:
         elements.append(element)
         size += _bytes(element)
         if size > _TRAVELS_BYTES:
             raise TypeError(
-                f"a tf.data.Dataset that calls a function of Python has more than {_TRAVELS_BYTES >> 20} MiB, too much "
-                "to leave its process. Take what is needed of it first: list(dataset.take(1))"
+                f"a tf.data.Dataset that calls a Python function has more than {_TRAVELS_BYTES >> 20} MiB, too much "
+                "to send to another process. Take only the elements that you need first: list(dataset.take(1))"
             )
     return of_elements, (elements, dataset.element_spec)
 
 
 def _bytes(element: Any) -> int:
-    """Return the bytes of the tensors in an element, without those that are not dense."""
+    """Return the bytes of the dense tensors in an element."""
     import tensorflow as tf
 
     dense = (leaf for leaf in tf.nest.flatten(element) if hasattr(leaf, "numpy"))
@@ -178,9 +176,9 @@ def _bytes(element: Any) -> int:
 
 
 def _with_calls_in_order(variant: Any, element_spec: Any) -> Any:
-    """Return the data set of a variant as TensorFlow makes it if operations must be deterministic. A function that
-    draws or writes a variable is then called for one element after another, even if the program asks for parallel
-    calls."""
+    """Return a variant's data set with TensorFlow's `make_deterministic` optimization.
+    Functions that draw or write a variable are then called for one element after another, even if the program requests
+    parallel calls."""
     import tensorflow as tf
 
     types, shapes = flat_element(element_spec)
@@ -196,12 +194,12 @@ def _with_calls_in_order(variant: Any, element_spec: Any) -> Any:
 
 
 def keeping(operations: Iterable[str]) -> str:
-    """Return the first operation that keeps something between two elements; empty if none does."""
+    """Return the first operation that keeps state between two elements; empty if none does."""
     return next((o for o in sorted(operations) if o in _KEEPS or o.startswith(_KEEPS_PREFIX)), "")
 
 
 def is_drawing(node: Any) -> bool:
-    """Return whether a node draws, or yields its elements in the order in which they are ready."""
+    """Return whether a node draws, or yields its elements as they become ready."""
     return _has_seeds(node) or _sets_seeds(node) or node.op.startswith(_DRAWS) or _is_unordered(node)
 
 
@@ -210,17 +208,17 @@ def _has_seeds(node: Any) -> bool:
 
 
 def _sets_seeds(node: Any) -> bool:
-    """Return whether a node writes a variable of the type of a seed generator's state."""
+    """Return whether a node writes a variable with the dtype of a seed generator's state."""
     return node.op == "AssignVariableOp" and node.attr["dtype"].type == _INT64
 
 
 def _is_unordered(node: Any) -> bool:
-    """Return whether a node yields its elements in the order in which they are ready."""
+    """Return whether a node yields its elements as they become ready."""
     return "deterministic" in node.attr and node.attr["deterministic"].s == b"false"
 
 
 def _is_the_same(node: Any) -> bool:
-    """Return whether a node draws the same in each pass: a shuffle without `reshuffle_each_iteration`."""
+    """Return whether a node makes the same draws in each pass, as a shuffle without `reshuffle_each_iteration` does."""
     return "reshuffle_each_iteration" in node.attr and not node.attr["reshuffle_each_iteration"].b
 
 
@@ -236,7 +234,7 @@ def _drawing_functions(graph: Any) -> set[str]:
 
 
 def _cached(graph: Any) -> set[tuple[str, str]]:
-    """Return (function, or "" for the graph itself; node) for all whose results are cached in the first pass."""
+    """Return (function or, for the graph itself, ""; node) for all nodes whose results the first pass caches."""
     bodies = {"": {node.name: node for node in graph.node}}
     bodies |= {f.signature.name: {node.name: node for node in f.node_def} for f in graph.library.function}
     places: set[tuple[str, str]] = set()
@@ -247,7 +245,7 @@ def _cached(graph: Any) -> set[tuple[str, str]]:
         if node is None or place in places:
             continue
         places.add(place)
-        if not function:  # of functions all nodes are here already
+        if not function:  # all nodes of a function are added with the node that calls it
             coming += [("", name) for name in node.input]
         called = [node.op, *(value.func.name for value in node.attr.values())]
         coming += [(inner, own) for inner in called if inner for own in bodies.get(inner, ())]
@@ -255,8 +253,8 @@ def _cached(graph: Any) -> set[tuple[str, str]]:
 
 
 def _bodies(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the nodes of a graph ("") and of its functions, in the order in which they are called: their names differ
-    from one time to the next."""
+    """Yield the nodes of a graph ("") and of its functions, in the order of calls.
+    The functions' names differ from one serialization to the next, so they give no order."""
     functions, seen = {f.signature.name: f.node_def for f in graph.library.function}, set()
     coming = [("", graph.node)]
     while coming:
@@ -275,7 +273,7 @@ def _calls(node: Any, functions: set[str]) -> bool:
 
 
 def _draw(node: Any, nodes: Any, seeds: tuple[int, int], in_function: bool) -> None:
-    """Give a node that draws its seeds."""
+    """Set the seeds of a node that draws, and fix the order of one that does not keep it."""
     if _is_unordered(node):
         node.attr["deterministic"].s = b"true"
     if _has_seeds(node):
@@ -286,22 +284,22 @@ def _draw(node: Any, nodes: Any, seeds: tuple[int, int], in_function: bool) -> N
         return
     for name, value in zip(("seed", "seed2"), seeds, strict=True):
         _set_input(node, nodes, name, value, in_function)
-    if not in_function and "seed_generator" in _inputs(node):  # that of the program advances with each pass
+    if not in_function and "seed_generator" in _inputs(node):  # the program's own advances with each pass
         own = nodes.add(name=f"{node.name}/raytf_generator", op="DummySeedGenerator")
         node.input[_place(node, "seed_generator")] = own.name
 
 
 def _one_by_one(node: Any, nodes: Any, drawing: set[str], in_function: bool) -> None:
-    """Have a function that draws called for one element after another: draws of several at a time have no order."""
+    """Make a node call functions that draw for one element after another, since parallel draws have no order."""
     if node.op.startswith(_SIDE_BY_SIDE) and _calls(node, drawing):
         _set_input(node, nodes, "num_parallel_calls", 1, in_function)
     elif node.op.startswith("ParallelInterleaveDataset"):
-        # The record has as many calls as the program requested, apart from a cycle that this machine has shortened.
-        _set_input(node, nodes, "num_parallel_calls", -1, in_function)  # as many as are good
+        # The graph has the program's number of calls, which may exceed a cycle that this machine has shortened.
+        _set_input(node, nodes, "num_parallel_calls", -1, in_function)  # TensorFlow chooses the number
 
 
 def _cache_in(folder: str, nodes: Any) -> None:
-    """Have caches in memory, which end with the data set, be files in a folder."""
+    """Replace caches in memory, which end with the data set, by files in a folder."""
     import tensorflow as tf
 
     names = {node.name: node for node in nodes}
@@ -312,7 +310,7 @@ def _cache_in(folder: str, nodes: Any) -> None:
 
 
 def _set_input(node: Any, nodes: Any, name: str, value: Any, in_function: bool) -> None:
-    """Have an input of a node, if it has one of that name, be a constant."""
+    """Replace the input of a node that has this name, if there is one, by a constant."""
     import tensorflow as tf
 
     kind = _inputs(node).get(name)
@@ -331,7 +329,7 @@ def _inputs(node: Any) -> dict[str, int]:
 
 
 def _place(node: Any, name: str) -> int:
-    """Return the place of an input among those of a node, some of which can be lists."""
+    """Return the place of an input among a node's inputs, some of which can be lists."""
     place = 0
     for argument in operation(node.op).input_arg:
         if argument.name == name:
@@ -385,7 +383,7 @@ def _strategy() -> Any:
 def _reduced_table(table: Any) -> Any:
     try:
         keys, values = (part.numpy() for part in table.export())
-    except Exception:  # TensorFlow has an error of its own for one that nobody has filled
+    except Exception:  # TensorFlow raises an error of its own for an uninitialized table
         keys = values = None
     kinds = table.key_dtype.name, table.value_dtype.name
     return _table, (keys, values, *kinds, table.default_value.numpy())
@@ -417,11 +415,11 @@ def _mutable_table(keys: Any, values: Any, key_dtype: str, value_dtype: str, def
 
 
 def _reduced_function(function: Any) -> Any:
-    # Without the graphs that it has traced: those stay, and are traced again where it is called.
+    # The clone has no traced graphs, which cannot be sent: the other process traces the function again.
     return function._clone(None).__reduce_ex__(2)
 
 
-#: How to pickle values of a class and of those derived from it; nothing is imported for it.
+#: Dotted name of a class -> the function that pickles its objects and those of derived classes. Imports nothing.
 REDUCERS: dict[str, Callable[[Any], Any]] = {
     "tensorflow.python.data.ops.dataset_ops.DatasetV2": reduced,
     "tensorflow.python.distribute.distribute_lib.StrategyBase": _reduced_strategy,

@@ -1,6 +1,6 @@
-"""Change what a program's own code does while a step is traced: draws, gradient tapes, and `tf.function`.
+"""Changes how a program's own code behaves while a step is traced: draws, gradient tapes, and `tf.function`.
 
-Each function that changes this does so in the thread that calls it, since threads may trace at the same time.
+Each change applies only to the thread that makes it, since several threads may trace at the same time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def _set(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
 
 
 class _Seeds:
-    """A new seed, [2] int32, for each draw of a graph; what functions of the user's own trace may be used in other
-    graphs, too."""
+    """Makes a new seed, [2] int32, for each draw in one graph.
+    Draws in other graphs get none, since those graphs, such as a user's traced function, may be used elsewhere, too."""
 
     def __init__(self, seed: Any, graph: Any):
         self._seed, self._graph, self._count = seed, graph, 0
@@ -58,8 +58,8 @@ _seeds: contextvars.ContextVar[_Seeds | None] = contextvars.ContextVar("seeds", 
 
 
 def seeded(seed: Any) -> contextlib.AbstractContextManager[None]:
-    """Have draws of `tf.random` in the graph that this thread builds be functions of a seed, [2] int32, and of their
-    order."""
+    """Make draws of `tf.random` in the graph that this thread builds depend only on `seed` and on their order.
+    The seed is [2] int32."""
     import tensorflow as tf
 
     _draw_from_seeds()
@@ -68,7 +68,7 @@ def seeded(seed: Any) -> contextlib.AbstractContextManager[None]:
 
 @functools.cache
 def _draw_from_seeds() -> None:
-    """Have operations that draw ask for `_seeds`, once for the process."""
+    """Patch operations that draw to use `_seeds`, once per process."""
     import tensorflow as tf
     from tensorflow.python.ops import gen_random_ops
 
@@ -130,24 +130,24 @@ def _seeded_operation(own: Callable[..., Any], draw: Callable[..., Any]) -> Call
 
 # -- gradient tapes ----------------------------------------------------------------------------------------------------
 
-#: The tensors that variables stand for now, by the variable's `id`.
+#: Returns the tensors that represent variables now, by the variable's `id`.
 Current = Callable[[], Mapping[int, Any]]
 
 
 def on_tensors(current: Current) -> contextlib.AbstractContextManager[None]:
-    """Have tapes of this thread watch the tensors that trainable variables stand for, and differentiate by them."""
+    """Make this thread's tapes watch, and differentiate by, the tensors that represent trainable variables."""
     _watch_tensors()
     return _set(_current, current)
 
 
 _current: contextvars.ContextVar[Current | None] = contextvars.ContextVar("current", default=None)
-#: As a tape's attribute: what variables stood for when it began.
+#: A tape's attribute: the tensors that represented variables when the tape began.
 _TENSORS = "_raytf_tensors"
 
 
 @functools.cache
 def _watch_tensors() -> None:
-    """Have tapes ask for `_current`, once for the process."""
+    """Patch tapes to use `_current`, once per process."""
     import tensorflow as tf
 
     kind = tf.GradientTape
@@ -189,7 +189,7 @@ def _replaced(tape: Any, places: Any) -> Any:
 
 
 def depends(outputs: list[Any], sources: list[Any]) -> list[bool]:
-    """Return for each output whether it is computed from one of the sources, in a graph that holds all of them."""
+    """Return for each output whether it is computed from one of the sources, which are all in one graph."""
     begin = {id(source.op) for source in sources}
     known: dict[int, bool] = {}
 
@@ -220,9 +220,9 @@ _is_inlined: contextvars.ContextVar[bool] = contextvars.ContextVar("is_inlined",
 
 
 def inlined() -> contextlib.AbstractContextManager[None]:
-    """Have calls of functions decorated with `tf.function` in this thread be traced anew, each in its place.
+    """Make this thread trace functions decorated with `tf.function` anew at each call, as a part of the caller's graph.
 
-    TensorFlow would take a trace that it has made before, in another graph and with other values of the variables.
+    TensorFlow would reuse an earlier trace, made in another graph and with other values of the variables.
     """
     _trace_in_place()
     return _set(_is_inlined, True)
@@ -230,7 +230,7 @@ def inlined() -> contextlib.AbstractContextManager[None]:
 
 @functools.cache
 def _trace_in_place() -> None:
-    """Have decorated functions ask for `_is_inlined`, once for the process."""
+    """Patch decorated functions to use `_is_inlined`, once per process."""
     from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
     polymorphic_function.Function.__call__ = _inlined_call(polymorphic_function.Function.__call__)
@@ -246,7 +246,7 @@ def _inlined_call(own: Callable[..., Any]) -> Callable[..., Any]:
         from tensorflow.python.autograph.core import ag_ctx
         from tensorflow.python.eager.polymorphic_function import autograph_util
 
-        # The graph that calls it is traced without AutoGraph, which would count for this part of it, too.
+        # The caller's graph is traced without AutoGraph, and this function would inherit that.
         with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
             return autograph_util.py_func_from_autograph(function._python_function)(*args, **options)
 

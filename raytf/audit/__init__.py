@@ -1,1 +1,1 @@
-"""Audits of runs: shards and steps computed again, checks of a run's records, and differences between runs."""
+"""Audits of runs: recomputing shards and steps, checking a run's records, and comparing runs."""

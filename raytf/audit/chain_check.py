@@ -1,7 +1,7 @@
-"""Checks that a run's records fit together: the chain over its steps, and its checkpoints.
+"""Checks that a run's records are consistent: the digest chain over its steps, and its checkpoints.
 
-Nothing is computed again here. A change in one place alone breaks the chain. A change of all of it shows when steps
-are computed again, see `chance`.
+Nothing is recomputed here. A change of a single record breaks the chain. A forgery of all records is detected only
+when steps are recomputed: see `chance`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError, St
 from raytf.runs import digest_log, run_log
 from raytf.storage.storage import Storage
 
-_NO_DIGESTS = "steps have no digests: only their losses are in the chain, and none can be computed again"
+_NO_DIGESTS = "steps have no digests: the chain covers only their losses, and no step can be recomputed"
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Records:
     Attributes:
         problems: contradictions, one line each.
         notes: records that could not be checked, one line each.
-        checkpoints: names of the whole checkpoints, by their steps, the first one first.
+        checkpoints: names of the complete checkpoints, in the order of their steps.
         steps: number of steps in the log.
-        has_digests: whether the last step has digests, so that it can be computed again.
+        has_digests: whether the last step has digests, so that it can be recomputed.
     """
 
     problems: tuple[str, ...]
@@ -44,7 +44,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Interval:
-    """The steps between two checkpoints, which can be computed again; `begin` is None for the start of the run."""
+    """The steps between two checkpoints, which can be recomputed; `begin` is None for the start of the run."""
 
     begin: str | None
     end: str
@@ -76,7 +76,7 @@ def check(run: Storage) -> Records:
             kept[name] = manifest.link(run, name).sha256
             problems += _problems_of(run, name, chains, kept, notes)
         except StorageError as error:
-            if error.kind != "missing":  # a run that trains deletes old ones
+            if error.kind != "missing":  # a live run deletes old checkpoints
                 raise
             kept.pop(name, None)
     notes = list(dict.fromkeys(notes))
@@ -92,8 +92,7 @@ def intervals(checkpoints: Sequence[str]) -> list[Interval]:
 
 
 def draw(of: Sequence[Interval], share: float, seed: int | None = None) -> list[Interval]:
-    """Return some of the intervals at random, at least one, until they have a share (0 to 1) of all steps. Without a
-    seed nobody can know the draw in advance."""
+    """Return random intervals, at least one, with a share (0 to 1) of all steps; unpredictable without a seed."""
     generator: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
     left, chosen = list(of), list[Interval]()
     wanted = share * sum(len(each.steps) for each in of)
@@ -103,7 +102,7 @@ def draw(of: Sequence[Interval], share: float, seed: int | None = None) -> list[
 
 
 def chance(computed: int, of: int, forged: int = 1) -> float:
-    """Return the probability that at least one of `forged` steps is computed again: draws without replacement."""
+    """Return the probability that at least one of `forged` steps is among `computed` of `of` steps, drawn at random."""
     missed = 1.0
     for i in range(min(forged, of)):
         missed *= max(0, of - computed - i) / (of - i)
@@ -111,14 +110,14 @@ def chance(computed: int, of: int, forged: int = 1) -> float:
 
 
 def _chains(run: Storage, problems: list[str], notes: list[str]) -> dict[int, bytes]:
-    """Return the chain after each step of the log, which must have every step from the first."""
+    """Return the chain after each step of the log; add a problem if a step is missing."""
     table, digests = run_log.read_steps(run.uri), digest_log.read(run, run_log.STEPS)
     steps = table["step"]
     gaps = np.flatnonzero(np.diff(steps, prepend=0) != 1)
     if len(gaps):
         at = int(gaps[0])
         before = int(steps[at - 1]) if at else 0
-        problems.append(f"the log of steps goes from step {before} to step {int(steps[at])}")
+        problems.append(f"the log of steps jumps from step {before} to step {int(steps[at])}")
         return {}
     chains, chain = {}, step_digest.GENESIS
     for step, loss, rate in zip(*(table[name].tolist() for name in ("step", "loss", "learning_rate")), strict=True):
@@ -143,12 +142,12 @@ def _problems_of(
     if not chain:
         notes.append("checkpoints of an older raytf have no chain")
     elif step in chains and chains[step].hex() != chain:
-        problems.append(f"checkpoint {name}: the chain over the log of steps is another one than that of its manifest")
+        problems.append(f"checkpoint {name}: the chain over the log of steps differs from the chain in its manifest")
     elif step not in chains and chains:
         problems.append(f"checkpoint {name}: the log of steps ends before step {step}")
     before = body.get("before")
     if before is not None:
         known = kept.get(before["name"])
         if known is not None and known != before["sha256"]:
-            problems.append(f"checkpoint {before['name']}: its manifest is not the one that {name} came after")
+            problems.append(f"checkpoint {before['name']}: its manifest is not the one that preceded {name}")
     return problems

@@ -1,4 +1,4 @@
-"""The first step at which two runs differ, and the reason, as far as their folders show it."""
+"""Finds the first step at which two runs differ, and the reason, as far as their folders show it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from raytf.runs.digest_log import RunDigests
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import LARGE, decode
 
-#: Keys of the identity that do not affect what is learned.
+#: Keys of the identity that do not affect training.
 _ANSWERS = ("validation data", "test data", "model compiled metrics")
-#: Keys of the identity with hashes of what the architecture describes in words.
+#: Keys of the identity whose values are hashes; the architecture file describes the same in words.
 _HASHES = ("model architecture", "model structure")
 _ARCHITECTURE = "architecture.json"
-#: What `raytf.training.run_identity.contents` says of arrays alone. Where blocks of other data begin, no run keeps.
+#: Matches the result of `raytf.training.run_identity.contents` for arrays. Runs do not record the blocks of other data.
 _ARRAYS = re.compile(r"\d+ records, CRC-32 ")
 _SIZES = ("training records", "--global-batch-size", "--logical-shards", "--seed")
 
 
 @dataclass(frozen=True)
 class RunTrace:
-    """The steps and settings of a run, as its folder has them.
+    """The steps and settings of a run, read from its folder.
 
     Attributes:
         place: the folder, for people.
         steps: columns of `raytf.read_steps`.
-        identity: settings, data and model, as its newest checkpoint has them.
-        architecture: the model's configuration; None where it cannot be read.
+        identity: settings, data and model, from its newest readable checkpoint.
+        architecture: the model's configuration; None if it cannot be read.
     """
 
     place: str
@@ -56,13 +56,13 @@ class Parting:
     """The difference between two runs.
 
     Attributes:
-        same: steps that are equal in both, from the first.
-        step: the first one that is not; None where all that both have are.
-        difference: the shards and tensors that differ; None where digests cannot show it.
-        settings: what differs in settings, data and model: key, and its value in each run.
-        rates: the learning rates of the last equal step or of this one, where they differ, with that step.
-        is_loss_equal: whether that step has the same loss in both.
-        records: numbers of the records that each run had in the shards that differ; None if unknown.
+        same: number of steps, from the first one, that are equal in both runs.
+        step: the first step that differs; None if all steps that both runs have are equal.
+        difference: the shards and tensors that differ; None if digests cannot show them.
+        settings: differences in settings, data and model: the key, and its value in each run.
+        rates: a step (the last equal one or else `step`) and its learning rate in each run, if the rates differ.
+        is_loss_equal: whether `step` has the same loss in both runs.
+        records: numbers of each run's records in the shards that differ; None if unknown.
     """
 
     same: int
@@ -75,20 +75,20 @@ class Parting:
 
     @property
     def has_other_weights(self) -> bool:
-        """Return whether the weights before the step differ: then all shards do, and so do their losses."""
+        """Return whether the weights before the step differ: all shards and their losses differ then."""
         differs = self.difference
         is_forward_equal = differs is not None and self.is_loss_equal and LOSS not in differs.tensors
         return differs is not None and differs.is_everywhere and not is_forward_equal
 
 
 def load(run: Storage) -> RunTrace:
-    """Read a run."""
+    """Return the trace of a run, read from its folder."""
     identity: Mapping[str, str] = {}
     for name in manifest.list_complete(run):
         try:
             identity = CheckpointDocument.parse(manifest.read(run, name)["document"]).identity
             break
-        except CheckpointError:  # the one before says the same
+        except CheckpointError:  # an earlier checkpoint has the same identity
             continue
     return RunTrace(
         run.locate(""), run_log.read_steps(run.uri), digest_log.read(run, run_log.STEPS), identity, _architecture(run)
@@ -122,16 +122,16 @@ def why(parting: Parting) -> list[str]:
         lines.append(f"loss of step {parting.step}: the digests of these runs cannot be compared")
     elif parting.has_other_weights:
         if parting.step == 1:
-            lines.append("all shards differ: the first weights do, or what is computed from them")
+            lines.append("all shards differ: the initial weights differ, or the computation with them does")
         else:
             before = f"the weights after step {parting.step - 1}"
-            lines.append(f"all shards differ, so {before} do: what made them, or a machine that changed them")
+            lines.append(f"all shards differ, so {before} do: their update differed, or a machine changed them")
     else:
         where = f"{_shards(parting.difference)} in {_tensors(parting.difference)}"
         lines.append(f"{where}; the weights before the step are the same")
         lines += _records(parting)
         if not parting.settings:
-            lines.append("settings, data and model are the same: a machine computed wrongly, or data that changed")
+            lines.append("settings, data and model are the same: a machine computed wrongly, or the data changed")
     return lines
 
 
@@ -152,7 +152,7 @@ def _tensors(differs: Difference, most: int = 8) -> str:
     """Return the tensors that differ, with the forward pass first."""
     names = sorted(differs.tensors, key=lambda name: name != LOSS)
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more or "tensors that are not known"
+    return ", ".join(names[:most]) + more or "unknown tensors"
 
 
 def _shards(differs: Difference) -> str:
@@ -160,16 +160,16 @@ def _shards(differs: Difference) -> str:
         return "all shards differ"
     if len(differs.shards) == 1:
         return f"shard {differs.shards[0]} of the batch differs"
-    several = ", ".join(map(str, differs.shards[:8])) or "none by its own digest"
+    several = ", ".join(map(str, differs.shards[:8])) or "(unknown)"
     return f"shards {several} of the batch differ"
 
 
 def _difference(one: RunTrace, other: RunTrace, step: int) -> Difference | None:
-    """Return how the digests of a step differ; None where they are equal, or cannot be compared."""
+    """Return how the digests of a step differ; None if they are equal or cannot be compared."""
     a, b = one.digests.of(step), other.digests.of(step)
     if a is None or b is None or (a[0].shards, a[0].kind) != (b[0].shards, b[0].kind) or a[1] == b[1]:
         return None
-    if a[0] != b[0]:  # the models have other weights
+    if a[0] != b[0]:  # the models have different sets of weights
         return Difference(tuple(range(a[0].shards)), (), a[0].shards)
     return step_digest.difference(a[0], a[1], b[1])
 
@@ -183,7 +183,7 @@ def _rates(one: RunTrace, other: RunTrace, i: int) -> tuple[int, float, float] |
 
 
 def _settings(one: RunTrace, other: RunTrace) -> Iterator[tuple[str, str, str]]:
-    """Yield the differences in settings, data and model, in as few words as possible."""
+    """Yield the differences in settings, data and model, as short texts."""
     a, b = one.identity, other.identity
     if not a or not b:
         return
@@ -202,7 +202,7 @@ def _settings(one: RunTrace, other: RunTrace) -> Iterator[tuple[str, str, str]]:
         named = list(_paths(one.architecture, other.architecture, ""))[:8]
         yield from ((f"model, {path}", x, y) for path, x, y in named)
         if not named:
-            yield "model", "one structure", "another one, which the folders do not tell"
+            yield "model", "one structure", "another structure, which the folders do not describe"
 
 
 def _of_json(before: str, after: str) -> Iterator[tuple[str, str, str]]:
@@ -243,7 +243,7 @@ def _short(value: Any, most: int = 60) -> str:
 
 
 def _architecture(run: Storage) -> Any:
-    """Return the model's configuration; None where it cannot be read."""
+    """Return the model's configuration; None if it cannot be read."""
     data = run.get_or_none(_ARCHITECTURE, LARGE)
     if data is None:
         return None
@@ -255,8 +255,7 @@ def _architecture(run: Storage) -> Any:
 
 
 def record_numbers(identity: Mapping[str, str], step: int, shards: Sequence[int]) -> list[int] | None:
-    """Return the numbers of the records, from 0, in some logical shards of a step; None where a run does not keep
-    enough to know them."""
+    """Return the record numbers, from 0, of some logical shards in a step; None if `identity` is insufficient."""
     if not _ARRAYS.match(identity.get("contents of the training data", "")):
         return None
     try:
@@ -267,5 +266,5 @@ def record_numbers(identity: Mapping[str, str], step: int, shards: Sequence[int]
         epoch, inside = plan.locate(step - 1)
         order = EpochOrder(plan, None, seed, epoch, 1, identity.get("shuffle") != "off")
         return [int(n) for shard in shards for n in order.of_steps(shard, inside, inside + 1)]
-    except (KeyError, ValueError, IndexError):  # an identity that no raytf has written
+    except (KeyError, ValueError, IndexError):  # raytf did not write this identity
         return None

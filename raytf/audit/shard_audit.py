@@ -1,6 +1,6 @@
-"""Audits: a shard that is computed once more by another rank, and who computed wrongly where the two differ.
+"""Audits: another rank recomputes a shard, and if the results differ, all ranks find out who computed wrongly.
 
-Decisions only. Shard and rank are a function of seed, step and spans, so all ranks know them without a message.
+This module only decides. Seed, step and spans determine shard and rank, so all ranks know them without a message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from raytf.distributed.step_agreement import ReplicaVerdict
 
 
 class AuditChoice(NamedTuple):
-    """The audit of a step: the shard, the rank that owns it, and the rank that computes it once more."""
+    """The audit of a step: the shard, the rank that owns it, and the rank that recomputes it."""
 
     shard: int
     owner: int
@@ -27,10 +27,10 @@ class AuditVerdict:
     """The ranks that computed wrongly.
 
     Attributes:
-        culprits: ranks; none where nobody can say.
-        why: for people.
-        has_other_weights: it is their weights that are wrong, and not what they compute from them.
-        is_proven: they were seen to compute wrongly, from right weights and records.
+        culprits: their ranks; empty if they cannot be determined.
+        why: the reason, for people.
+        has_other_weights: whether their weights are wrong, and not their computation.
+        is_proven: whether they computed wrongly from correct weights and records.
     """
 
     culprits: tuple[int, ...]
@@ -41,17 +41,16 @@ class AuditVerdict:
 
 @dataclass
 class Standing:
-    """The step at which a process began to train (None before that), and the last step at which an audit agreed with
-    it."""
+    """The step at which a process began to train (None before that), and the last step that an audit confirmed."""
 
     joined: int | None = None
     vouched: int = 0
 
     def joins(self, step: int, known: Sequence[int] | None = None) -> bool:
-        """Note that this process begins to train with other ranks; return whether it has not trained before.
+        """Record that this process begins to train with other ranks. Return whether it has not trained before.
 
         Args:
-            known: what is known of its node from earlier processes: as `joined` and `vouched`.
+            known: `joined` and `vouched` of earlier processes on its node, if known.
         """
         if self.joined is not None:
             return False
@@ -66,16 +65,15 @@ def is_due(step: int, every: int) -> bool:
 
 
 def why_none(machines: Sequence[str], is_on_gpu: bool) -> str:
-    """Return why a run that is not exact cannot be audited, by the machine of each rank; empty if it can."""
+    """Return why a run that is not exact cannot be audited, given the machine of each rank; empty if it can."""
     if is_on_gpu:
-        return "GPUs compute the same bits twice with --exact alone"
+        return "GPUs compute the same bits twice only with --exact"
     kinds = sorted(set(machines))
-    return f"right machines of these kinds may compute other bits: {'; '.join(kinds)}" if len(kinds) > 1 else ""
+    return f"healthy machines of these kinds may compute different bits: {'; '.join(kinds)}" if len(kinds) > 1 else ""
 
 
 def choose(seed: int, step: int, spans: Sequence[range]) -> AuditChoice:
-    """Choose a shard of a step at random, and one of the other ranks to compute it again; `spans` are the shards of
-    each rank, of at least two ranks."""
+    """Choose a random shard of a step, and another rank to recompute it; `spans` has the shards of each rank."""
     shards = sum(map(len, spans))
     drawn = int.from_bytes(hashlib.sha256(f"audit {seed} {step}".encode()).digest()[:16])
     shard = drawn % shards
@@ -84,19 +82,19 @@ def choose(seed: int, step: int, spans: Sequence[range]) -> AuditChoice:
 
 
 def of_weights(verdict: ReplicaVerdict) -> AuditVerdict:
-    """Return whose weights are wrong, where they are not all equal."""
+    """Return which ranks have wrong weights, given that not all weights are equal."""
     if verdict.donor is None:
         return AuditVerdict((), "their weights differ", True)
-    return AuditVerdict(verdict.apart, "are not those of the other workers", True)
+    return AuditVerdict(verdict.apart, "differ from those of the other workers", True)
 
 
 def of_records(choice: AuditChoice, trained: tuple[bytes, bytes], again: Sequence[bytes]) -> AuditVerdict | None:
-    """Return whose records of the shard were wrong; None where both ranks had the same.
+    """Return which ranks had wrong records of the shard; None if both ranks had the same records.
 
     Args:
-        choice: of the audit.
-        trained: hashes of the records of owner and auditor.
-        again: by rank, the hash of the records as it reads them now.
+        choice: the audit.
+        trained: hashes of the records on which owner and auditor trained.
+        again: by rank, the hash of the records that it reads now.
     """
     if trained[0] == trained[1]:
         return None
@@ -104,8 +102,8 @@ def of_records(choice: AuditChoice, trained: tuple[bytes, bytes], again: Sequenc
     parties = {rank for rank, had in zip((choice.owner, choice.auditor), trained, strict=True) if had != truth}
     wrong = sorted(parties | {rank for rank, reads in enumerate(again) if reads != truth})
     if 2 * count <= len(again) or 2 * len(wrong) > len(again):
-        return AuditVerdict((), "its records are others each time that they are read")
-    return AuditVerdict(tuple(wrong), "had other records than the others read")
+        return AuditVerdict((), "the records of the shard change each time that they are read")
+    return AuditVerdict(tuple(wrong), "had other records than the other ranks read")
 
 
 def judge(
@@ -116,12 +114,12 @@ def judge(
 ) -> AuditVerdict:
     """Decide which ranks computed a shard wrongly, after all ranks have computed it again, several times each.
 
-    Ranks vote, and where there are several nodes, nodes do: ranks of one may be wrong alike.
+    Ranks vote. With several nodes, nodes vote instead, because all ranks of a node may make the same mistake.
 
     Args:
-        choice: of the audit.
+        choice: the audit.
         reported: digests of the owner and of the auditor, which differ.
-        again: by rank, the digests of each time; from the same weights and records.
+        again: by rank, the digest of each repetition, from the same weights and records.
         nodes: each rank's node; by default each has its own.
     """
     shaky = tuple(rank for rank, digests in enumerate(again) if len(set(digests)) > 1)
@@ -133,17 +131,17 @@ def judge(
     votes = {(name, digests[0]) for name, digests in zip(names, again, strict=True)}
     (truth, count), *others = Counter(digest for _, digest in votes).most_common()
     if 2 * count <= len(votes):
-        return AuditVerdict((), "each computes the same bits again and again, and they differ")
+        return AuditVerdict((), "each rank repeats its own bits, and they differ between ranks")
     if others:
         apart = tuple(rank for rank, digests in enumerate(again) if digests[0] != truth)
-        why = f"computes other bits than the other {len(again) - len(apart)} ranks"
+        why = f"computes different bits than the other {len(again) - len(apart)} ranks"
         return AuditVerdict(apart, why, is_proven=True)
     wrong = tuple(
         rank for rank, digest in zip((choice.owner, choice.auditor), reported, strict=True) if digest != truth
     )
-    if len(wrong) != 1:  # perhaps it is the weights or the records that have changed
-        return AuditVerdict((), "no rank told what all ranks compute when they do it again")
-    return AuditVerdict(wrong, "computed other bits than all ranks do when they compute it again", is_proven=True)
+    if len(wrong) != 1:  # perhaps the weights or the records have changed
+        return AuditVerdict((), "neither rank reported what all ranks compute when they repeat it")
+    return AuditVerdict(wrong, "computed different bits than all ranks do when they repeat it", is_proven=True)
 
 
 def back_to(
@@ -155,12 +153,13 @@ def back_to(
 ) -> int:
     """Return the latest step whose state can be trusted.
 
-    Weights that differ were equal in an earlier copy. A rank that computes wrongly was right in its latest audit; exact
-    mode takes nothing from it that was not audited. Where nobody can say who is right, both were in their latest one.
+    If weights differ, it is the latest copy with equal weights. If a rank computes wrongly, it is that rank's latest
+    audit, or in exact mode the step at which it joined, because exact mode keeps none of its unaudited results. If it
+    is unknown who is right, it is the earlier of the latest audits of both.
 
     Args:
         standings: each rank's standing.
-        copied: by rank, the step of the latest copy of which it knows that all had the same weights; None for none.
+        copied: by rank, the step of its latest copy for which it knows that all weights were equal; None for none.
     """
     known = [step for step in copied if step is not None]
     if verdict.has_other_weights and len(known) == len(copied):
@@ -175,8 +174,8 @@ def reachable(step: int, kept: Sequence[int], is_exact: bool) -> int:
     """Return the step to roll back to, given the latest step that can be trusted.
 
     Args:
-        kept: steps of the states that there are. An exact run begins again where all of them are later; another one
-            goes back to the oldest.
+        kept: steps of the available states. If all of them are later, an exact run starts over, and another run rolls
+            back to the oldest.
     """
     early = [each for each in kept if each <= step]
     if early or not kept or is_exact:

@@ -1,4 +1,4 @@
-"""Steps of a run computed again by the run's own program, in another folder, and compared with what the run noted."""
+"""Recomputes steps with the run's own program, in another folder, and compares them with the run's records."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from raytf.runs import digest_log, run_log, start_command
 from raytf.runs.digest_log import RunDigests
 from raytf.storage.storage import Storage
 
-#: The folder of files that callbacks continue with.
+#: The folder with the files from which callbacks continue.
 _OF_CALLBACKS = "files"
-#: Prefixes of a checkpoint's tensors that steps compute; the others belong to callbacks.
+#: Prefixes of the tensors that a replay compares. It ignores, for example, the tensors of callbacks and metrics.
 _COMPUTED = ("model/", "optimizer/", "reduction/")
-#: Environment variable with which `raytf replay` passes its plan to the program, which need not know of it.
+#: Environment variable in which `raytf replay` passes its plan to `fit`; the program need not know about it.
 VARIABLE = "RAYTF_REPLAY"
-#: Name of the run that computes again.
+#: Name of the run that recomputes steps.
 RUN = "replay"
-#: Settings that only write elsewhere, or end a run early.
+#: Settings that a replay turns off, because they do not affect the values of its steps.
 _WITHOUT: dict[str, Any] = {
     "track": None,
     "keep_best": None,
@@ -43,19 +43,19 @@ _WITHOUT: dict[str, Any] = {
 
 
 def words_of(run: Storage, program: str, usage: str) -> list[str]:
-    """Return the words of the command that trains a run, which the reader of the run passes.
+    """Return the words of the user's training command, with `python` replaced by this interpreter.
 
     Args:
-        run: its folder. The command that it records is shown and never run.
+        run: the folder of the run, whose recorded command is shown but never run.
         program: the command, as one text for a shell.
-        usage: the reader's own command up to `--`.
+        usage: the user's own command up to `--`.
     """
     if not program:
         raise ConfigError(_no_program(run, usage))
     try:
         words = shlex.split(program)
     except ValueError as error:
-        raise ConfigError(f"the command {visible(program)} cannot be read: {error}.") from None
+        raise ConfigError(f"the command {visible(program)} cannot be parsed: {error}.") from None
     return [sys.executable, *words[1:]] if words[:1] in (["python"], ["python3"]) else words
 
 
@@ -71,14 +71,13 @@ def _no_program(run: Storage, usage: str) -> str:
             f"it: {start_command.text(command)}"
         )
     return (
-        "computing steps again runs the program that trained the run, and what a run's folder records is never run. "
+        "recomputing steps runs the program that trained the run, but never a command from the run's folder. "
         f"Pass the command after `--`: {usage} -- python train.py. {recorded}"
     )
 
 
 def seed_before(run: Storage, folder: str, step: int) -> int:
-    """Let the run that computes again, in a folder, begin with the newest whole checkpoint before a step; return the
-    step of that checkpoint, 0 where there is none."""
+    """Make the replay in a folder start from the newest complete checkpoint before a step; return its step, or 0."""
     for name in manifest.list_complete(run):
         if naming.split_name(name)[0] < step and seed(run, folder, name):
             return naming.split_name(name)[0]
@@ -86,7 +85,7 @@ def seed_before(run: Storage, folder: str, step: int) -> int:
 
 
 def seed(run: Storage, folder: str, name: str) -> bool:
-    """Let the run that computes again begin with a checkpoint; False where that is damaged, or deleted meanwhile."""
+    """Make the replay in a folder start from a checkpoint. Return False if it is damaged, or was just deleted."""
     again = Storage(folder).child(RUN)
     place = f"{manifest.FOLDER}/{name}"
     try:
@@ -102,9 +101,9 @@ def seed(run: Storage, folder: str, name: str) -> bool:
 
 
 def compute(words: list[str], plan: ReplayPlan) -> Storage:
-    """Run the program, and return the folder of the run that computed again."""
+    """Run the program, and return the folder of the replay."""
     say(f"running {shlex.join(['python' if word == sys.executable else word for word in words])}")
-    # On this machine, where the folders are: not on a cluster that this shell has chosen.
+    # Run on this machine, where the folders are, even if the shell selects a cluster.
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     try:
         done = subprocess.run(words, env={**environment, **plan.environment()}, check=False)
@@ -113,28 +112,30 @@ def compute(words: list[str], plan: ReplayPlan) -> Storage:
     again = Storage(plan.folder).child(RUN)
     if not again.exists(run_log.RESULT):
         raise ConfigError(
-            f"the program has not computed the steps (exit code {done.returncode}): {visible(shlex.join(words))}. What "
-            "it has printed says why; if nothing does, it has not called fit for this run."
+            f"the program did not compute the steps (exit code {done.returncode}): {visible(shlex.join(words))}. Read "
+            "its output; if that shows no error, the program did not call fit for this run."
         )
     return again
 
 
 def not_computed(run: Storage, again: Storage, step: int, name: str | None = None) -> str:
-    """Return how a checkpoint (by default any of the step) differs from what `again`, which has computed the steps
-    again, has; empty where all is equal, and where the run keeps no checkpoint of the step."""
+    """Return how a checkpoint of `run` (default: any of the step) differs from the one of the same step in `again`.
+
+    Empty if both are equal, or `run` has no such checkpoint.
+    """
     name = name or _at(run, step)
     if name is None:
         return ""
     ended = _at(again, step)
     if ended is None:
-        return f"the program has not come to step {step}"
+        return f"the program did not reach step {step}"
     try:
         ours, theirs = (durable.load(*each).tensors for each in ((again, ended), (run, name)))
     except (CheckpointError, StorageError) as error:
         return f"checkpoint {name} cannot be compared: {error}"
     names = sorted(key for key in ours.keys() | theirs.keys() if key.startswith(_COMPUTED))
     wrong = [key for key in names if _bits(ours.get(key)) != _bits(theirs.get(key))]
-    return f"checkpoint {name} is not what its steps compute: {', '.join(wrong[:5])}" if wrong else ""
+    return f"checkpoint {name} differs from the recomputed one in {', '.join(wrong[:5])}" if wrong else ""
 
 
 def _at(run: Storage, step: int) -> str | None:
@@ -148,23 +149,23 @@ def _bits(array: np.ndarray | None) -> Any:
 # -- replaying ---------------------------------------------------------------------------------------------------------
 #
 # The program is the run's own. Its call of `fit` for that run trains in another folder, from a copy of a checkpoint up
-# to the step that is wanted, and ends the program: what comes after it in the program belongs to the run.
+# to the requested step, and then exits: the code after that call belongs to the run, not to the replay.
 
 
 class StepsComputed(SystemExit):
-    """Raised by `fit` in a program that `raytf replay` or `raytf prove` has started, once the steps are computed."""
+    """Raised by `fit` in a program that `raytf replay` or `raytf prove` started, once the steps are computed."""
 
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """The steps to compute again.
+    """The steps to recompute.
 
     Attributes:
         run: URI of the run's folder.
         step: the last step.
-        workers: how many compute.
-        folder: where the run that computes again is kept, as `RUN`.
-        dump: folder for what there is to see of the step; empty for none.
+        workers: number of workers.
+        folder: the storage of the replay, which is the run `RUN` there.
+        dump: the folder to write the values of the step to; empty to write none.
     """
 
     run: str
@@ -179,7 +180,7 @@ class ReplayPlan:
 
 
 def requested(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> ReplayPlan | None:
-    """Return what this process is to compute again of the configured run; None where the run is to be trained."""
+    """Return the plan by which this process recomputes steps of the configured run; None if it trains the run."""
     plan = _plan(environment)
     if plan is None:
         return None
@@ -188,12 +189,12 @@ def requested(config: TrainConfig, environment: Mapping[str, str] = os.environ) 
 
 
 def is_requested(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process was started to compute steps of a run again."""
+    """Return whether this process was started to recompute steps of a run."""
     return bool(environment.get(VARIABLE))
 
 
 def with_room(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> TrainConfig:
-    """Return the settings with which a program starts Ray for all its runs, with room for the workers of a replay."""
+    """Return the settings with which a program starts Ray for all its runs, with enough workers for a replay."""
     plan = _plan(environment)
     if plan is None or config.strategy.strategy != "multi-worker-mirrored":
         return config
@@ -206,20 +207,20 @@ def _plan(environment: Mapping[str, str]) -> ReplayPlan | None:
 
 
 def check_other_run(run: Storage, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse, where steps are computed again, to train another run than the one that is asked for."""
+    """Raise if a program that recomputes steps is about to train an unfinished run other than the requested one."""
     if is_requested(environment) and not run.exists(run_log.RESULT):
         raise ConfigError(
-            f"the program trains {run.locate('')}, which has not finished, before it comes to the run whose steps are "
-            "to be computed again. Pass a command after `--` that trains that run, with the same --storage and --run."
+            f"the program trains {run.locate('')}, which has not finished, before the run to recompute. Pass "
+            "a command after `--` that trains only the run to recompute, with its --storage and --run."
         )
 
 
 def replay_settings(plan: ReplayPlan, config: TrainConfig) -> TrainConfig:
-    """Return the settings with which steps are computed again: the same arithmetic, in another folder."""
+    """Return the settings for recomputing steps: the same arithmetic, in another folder."""
     if config.strategy.strategy == "parameter-server":
         raise ConfigError(
-            "steps of parameter servers depend on which worker comes first, so that none can be computed again. "
-            "`raytf bisect` compares the losses of two runs."
+            "steps of parameter servers depend on which worker is first, so they cannot be recomputed. Use "
+            "`raytf bisect` to compare the losses of two runs."
         )
     changed = {name: value for name, value in _WITHOUT.items() if name in config.settings}
     if config.strategy.strategy == "multi-worker-mirrored":
@@ -240,13 +241,13 @@ class StepComparison:
     """The result of a comparison.
 
     Attributes:
-        same: steps whose digests are equal, up to the first that differs.
-        unknown: steps of which one side has no digest, or one that cannot be compared.
-        differs: the first step that differs; None for none.
-        difference: in what.
-        why: what cannot be compared, for people; empty where everything could.
+        same: number of steps with equal digests before the first step that differs.
+        unknown: number of steps whose digests are missing on one side, or cannot be compared.
+        differs: the first step that differs; None if all are equal.
+        difference: the difference at that step.
+        why: why digests cannot be compared, for people; empty if all could be compared.
         losses: how many of the unknown steps have a loss on both sides.
-        farthest: the one of these steps whose losses differ most, and both losses; None where all are equal.
+        farthest: the step among the unknown steps whose losses differ most, with both losses; None if all are equal.
     """
 
     same: int
@@ -271,8 +272,7 @@ def read_noted(run: Storage) -> NotedSteps:
 
 
 def compare_steps(noted: NotedSteps, again: NotedSteps, steps: range) -> StepComparison:
-    """Compare the recorded digests of steps with those computed again, in order, up to the first that differs; losses
-    where digests cannot be compared."""
+    """Compare recorded and recomputed digests up to the first difference. Compare the losses of steps without them."""
     same, unknown, why = 0, list[int](), ""
     differs, difference = None, None
     for step in steps:
@@ -309,12 +309,12 @@ def _apart(pair: tuple[int, float, float]) -> float:
 
 def _unlike(noted: DigestLayout, again: DigestLayout) -> str:
     if noted.kind != again.kind and DigestKind.DEVICE not in (noted.kind, again.kind):
-        return "an older raytf made the digests of one of the two in another way"
+        return "an older raytf computed the digests of one of the two in another way"
     if noted.kind != again.kind:
         run, here = ("on GPUs", "on CPUs") if noted.kind == DigestKind.DEVICE else ("on CPUs", "on GPUs")
-        return f"the run computed {run} and this machine computes {here}, whose last bits differ"
+        return f"the run computed {run} and this machine computes {here}, so the last bits differ"
     if noted.shards != again.shards:
-        return f"the run has {noted.shards} logical shards, and the program asks for {again.shards}"
+        return f"the run has {noted.shards} logical shards, but the program requests {again.shards}"
     added, gone = set(again.tensors) - set(noted.tensors), set(noted.tensors) - set(again.tensors)
     named = ", ".join(sorted(added or gone)[:3]) or "their order"
-    return f"the model has other weights than that of the run: {named}"
+    return f"the model has other weights than the run's model: {named}"

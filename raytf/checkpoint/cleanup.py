@@ -1,4 +1,4 @@
-"""Deletion of checkpoints on storage that nobody needs, which rank 0 does beside training."""
+"""Deletes checkpoints on storage that are no longer needed, on rank 0, while training continues."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Keep:
     """The checkpoints to keep.
 
     Attributes:
-        newest: how many complete ones.
-        goal: whose best checkpoint stays too; None for none.
+        newest: how many of the newest complete checkpoints.
+        goal: the metric whose best checkpoint is kept, too; None for no metric.
     """
 
     newest: int
@@ -33,13 +33,13 @@ class Keep:
 
 @dataclass(eq=False)
 class Cleanup:
-    """Retention of one run, and removal of saves that failed; each in a thread, at most one of a kind.
+    """Deletes old checkpoints of a run, and files of failed saves. Each of the two uses at most one thread at a time.
 
     Attributes:
         run: the run's folder.
-        attempt: the present one.
-        keep: what stays.
-        say: reports what is damaged, and that nothing could be deleted.
+        attempt: the present attempt.
+        keep: the checkpoints to keep.
+        say: reports damaged checkpoints, and deletions that failed.
         fence: raises if the run belongs to another owner; called before anything is deleted.
         under_way: returns the names of checkpoints that are being written.
     """
@@ -52,32 +52,32 @@ class Cleanup:
     under_way: Callable[[], list[str]]
 
     def __post_init__(self) -> None:
-        #: Attempts of which nobody writes any more, but for what is under way.
+        #: Attempts whose saves are no longer written, except for those under way.
         self._over = {self.attempt.name, *self.attempt.earlier}
-        #: Checkpoints that were inspected, with the metric's value.
+        #: Inspected checkpoints and their values of the metric.
         self._values: dict[str, float | None] = {}
         self._is_swept = False
-        #: Complete ones that stay, and those that could not be restored.
+        #: Complete checkpoints to keep, and checkpoints that could not be restored.
         self._needed: list[str] = []
         self._damaged: list[str] = []
-        #: Set if there is something to inspect, and the thread that does it.
+        #: Set if there is something to delete, and the thread that deletes it.
         self._is_due = threading.Event()
         self._retention: Future[None] | None = None
         self._removal: Future[None] | None = None
 
     def continue_from(self, restored: str | None, damaged: Collection[str]) -> None:
-        """Keep the restored checkpoint until a newer one is complete, and delete damaged ones first."""
+        """Keep the restored checkpoint until a newer one is complete. The next cleanup deletes the damaged ones."""
         self._needed = [] if restored is None else [restored]
         self._damaged = list(damaged)
 
     def completed(self, name: str) -> None:
-        """Note that a checkpoint is complete, and start to delete those that it replaces."""
+        """Record that a checkpoint is complete, and start to delete the checkpoints that it replaces."""
         self._needed = [name]
         self._is_due.set()
         self._begin()
 
     def settle(self, seconds: float) -> None:
-        """Wait until nothing is left to do, but at most for some seconds."""
+        """Wait until nothing is left to delete, but at most `seconds`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._begin()
@@ -87,19 +87,19 @@ class Cleanup:
                 self._retention.result(max(0.0, deadline - time.monotonic()))
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove what there is of saves that failed, unless an earlier removal is still at work."""
+        """Remove the files of failed saves, unless an earlier removal is still running."""
         if self._removal is None or self._removal.done():
             self._removal = in_thread(lambda: self._remove(names))
 
     def _begin(self) -> None:
-        # Not a part of the save: a checkpoint counts although its store may be slow to delete others.
+        # In a thread, because a checkpoint counts even while the store is slow to delete others.
         if self._is_due.is_set() and (self._retention is None or self._retention.done()):
             self._retention = in_thread(self._retain_while_due)
 
     def _remove(self, names: Collection[str]) -> None:
-        with contextlib.suppress(StorageError):  # what stays is not a checkpoint, and retention finds it later
+        with contextlib.suppress(StorageError):  # remaining files are no checkpoint, and are deleted later
             for name in names:
-                # One that was given up in the moment in which it became complete is as good as any.
+                # A save that became complete at the moment when it was given up is a valid checkpoint.
                 if not self.run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
                     manifest.delete(self.run, name)
 
@@ -111,7 +111,7 @@ class Cleanup:
     def _retain(self) -> None:
         try:
             names = [n.rstrip("/") for n in self.run.list(FOLDER) if n.endswith("/")]
-            # Between the two lists: a folder of the first that is under way no more is complete in the second.
+            # Ask between the two lists: a folder of the first whose save has just ended is complete in the second.
             writing = self.under_way()
             complete = manifest.list_complete(self.run)
             damaged = {*self._damaged, *self._find_damaged(complete)}
@@ -124,14 +124,14 @@ class Cleanup:
             for old in to_delete(names, complete, self.keep.newest, present, damaged, needed, self._over, writing):
                 manifest.delete(self.run, old)
             if not self._is_swept:
-                # An attempt whose very first file was cut off is in no list.
+                # An attempt whose first upload was interrupted is in no list.
                 self.run.abort_uploads("", lambda file: is_of_dead_attempt(file, present, self._over))
                 self._is_swept = True
         except (StorageError, RunInUseError) as error:
             self.say(f"old checkpoints could not be deleted: {error}")
 
     def _find_damaged(self, complete: list[str]) -> list[str]:
-        """Inspect new checkpoints, and the newest one again, before older ones are deleted. Return the damaged ones."""
+        """Inspect new checkpoints, and the newest again, before older ones are deleted. Return the damaged ones."""
         damaged = []
         for name in complete:
             if name in self._damaged or (name in self._values and name != complete[0]):
@@ -143,7 +143,7 @@ class Cleanup:
                 if problems:
                     raise CheckpointError(f"checkpoint {name}: {problems[0]}")
             except CheckpointError as error:
-                self.say(f"{str(error).rstrip('.')}; it counts for nothing")
+                self.say(f"{str(error).rstrip('.')}; the checkpoint is ignored")
                 damaged.append(name)
             except RunMismatchError:
                 self._values[name] = None  # a newer raytf can read it
@@ -164,23 +164,23 @@ def to_delete(
     over: Collection[str] = (),
     writing: Collection[str] = (),
 ) -> list[str]:
-    """Return the checkpoints to delete: complete ones but the newest `keep`, and unfinished ones that nobody writes.
+    """Return the checkpoints to delete: all but the newest `keep` complete ones, and unfinished ones without a writer.
 
-    Damaged ones go first and count for nothing; needed ones (just written, restored from, the best) stay whatever their
-    step. Where no good one is left, all stay.
+    Damaged checkpoints are deleted, and do not count toward `keep`. Needed ones (just written, restored from, the best)
+    are kept whatever their step. If no good one is left, nothing is deleted.
 
-    An unfinished one is nobody's when its attempt is over, or when it is older than the newest complete one and of
-    another attempt.
+    An unfinished checkpoint has no writer when its attempt is over, or when it is older than the newest complete one
+    and belongs to another attempt.
 
     Args:
-        names: all folders.
-        complete: those with a manifest.
-        keep: how many complete ones stay.
-        attempt: the present one.
-        damaged: complete ones that cannot be restored.
-        needed: complete ones that stay.
-        over: attempts whose unfinished saves are not written any more, whatever their step.
-        writing: unfinished ones that are being written all the same.
+        names: the names of all folders.
+        complete: folders with a manifest.
+        keep: how many complete checkpoints are kept.
+        attempt: the present attempt.
+        damaged: complete checkpoints that cannot be restored.
+        needed: complete checkpoints to keep in any case.
+        over: attempts whose unfinished saves are no longer written, whatever their step.
+        writing: unfinished checkpoints of these attempts that are still being written.
     """
     newest_first = restore_order(set(complete) - set(damaged))
     if not newest_first:

@@ -1,4 +1,4 @@
-"""Tensors as bytes: which rank writes which ones, and how they are copied and fetched from a device. numpy alone."""
+"""Tensors as bytes: which rank writes which tensors, and how they are copied and fetched from a device, with numpy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from raytf.errors import CheckpointError
 
 
 def shares(sizes: dict[str, int], world_size: int) -> list[list[str]]:
-    """Return the names that each rank writes. The largest tensor goes to the rank with the fewest bytes (Graham's
-    LPT)."""
+    """Return the names of the tensors that each rank writes.
+    From the largest on, each tensor is assigned to the rank with the smallest sum of sizes so far (Graham's LPT)."""
     split: list[list[str]] = [[] for _ in range(world_size)]
-    loads = [(0, rank) for rank in range(world_size)]  # a heap; of equal loads the first rank comes first
+    loads = [(0, rank) for rank in range(world_size)]  # a heap, which orders ranks with equal loads by number
     for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
         load, rank = loads[0]
         split[rank].append(name)
@@ -51,14 +51,14 @@ _DTYPES = {
     "float64": "F64",
 }
 _KINDS = {short: name for name, short in _DTYPES.items()}
-#: Bytes of a piece, which stays in the CPU's cache while it is processed.
+#: Bytes of a piece, which fits into the CPU's cache while it is processed.
 _PIECE = 4 << 20
-#: With this many bytes two threads copy; bytes that one of them takes at a time.
+#: Bytes from which two threads copy, and bytes that each of them copies at a time.
 _MANY, _COPIED = 16 << 20, 8 << 20
 
 
 def parts(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:
-    """Return a safetensors file as pieces that are views of the tensors. Nothing is copied."""
+    """Return a safetensors file as pieces that are views of the tensors, without copying them."""
     arrays = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     if not all(array.dtype.name in _DTYPES and array.dtype.isnative for array in arrays.values()):
         return [memoryview(encode(arrays))]
@@ -81,13 +81,13 @@ def parts(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:
 
 
 def broken(tensors: Mapping[str, np.ndarray], names: Iterator[str]) -> str | None:
-    """Return the first of some tensors that holds a NaN or an infinity; None if there is none."""
+    """Return the name of the first of these tensors that has a NaN or an infinity; None if there is none."""
     return next((name for name in names if not _is_finite(tensors[name])), None)
 
 
 def _is_finite(array: np.ndarray) -> bool:
     if array.dtype.kind in "fc":
-        # A NaN or an infinity survives a sum, which is fast. Check each number only if the sum itself overflows.
+        # A sum is fast, and keeps a NaN or an infinity. Check each number only if the sum is not finite.
         with np.errstate(all="ignore"):
             if np.isfinite(np.add.reduce(array, axis=None)):
                 return True
@@ -95,20 +95,20 @@ def _is_finite(array: np.ndarray) -> bool:
 
 
 def checksum(pieces: Iterable[bytes | memoryview]) -> int:
-    """Return the CRC-32C of a share. Processors have an instruction for it; zlib's CRC-32 takes five times as long."""
+    """Return the CRC-32C of a share. Processors have an instruction for it; zlib's CRC-32 takes five times longer."""
     crc = 0
     for piece in pieces:
-        crc = google_crc32c.extend(crc, np.frombuffer(piece, np.uint8))  # it takes no memoryview
+        crc = google_crc32c.extend(crc, np.frombuffer(piece, np.uint8))  # it does not accept a memoryview
     return crc
 
 
 def readable(stated: int) -> int:
-    """Return the most bytes of a share to read: the size in its manifest, but no more than this machine's memory."""
+    """Return the maximum bytes to read of a share: the size in its manifest, at most this machine's memory."""
     return min(stated, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def is_intact(data: bytes, share: Mapping[str, Any]) -> bool:
-    """Return whether a share's bytes have the checksum in its manifest, which is a CRC-32 in manifests of version 1."""
+    """Return whether a share's bytes match the checksum in its manifest, which is a CRC-32 in version 1."""
     return checksum([data]) == share["crc32c"] if "crc32c" in share else zlib.crc32(data) == share["crc32"]
 
 
@@ -118,7 +118,7 @@ def encode(tensors: dict[str, np.ndarray]) -> bytes:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the dtype with a name that numpy or ml_dtypes knows."""
+    """Return the dtype of this name in numpy or ml_dtypes."""
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
@@ -132,7 +132,7 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
         entries = safetensors.deserialize(data)
         if any(tensor["dtype"] not in _KINDS for _, tensor in entries):
             return safetensors.numpy.load(data)
-        # safetensors.numpy does not read the bfloat16 that it writes.
+        # safetensors.numpy writes bfloat16 but cannot read it.
         return {
             name: np.frombuffer(tensor["data"], dtype_of(_KINDS[tensor["dtype"]])).reshape(tensor["shape"])
             for name, tensor in entries
@@ -146,8 +146,8 @@ class DeviceTensor:
     """A tensor that is not in the host's memory.
 
     Attributes:
-        dtype, shape: of the fetched array.
-        fetch: returns its values as a new array in the host's memory.
+        dtype, shape: those of the fetched array.
+        fetch: returns the tensor's values as a new array in the host's memory.
     """
 
     dtype: np.dtype
@@ -165,15 +165,15 @@ class DeviceTensor:
 
 #: A tensor, wherever it is.
 Tensor = np.ndarray | DeviceTensor
-#: Only one thread of a process fetches at a time: copies to memory and to a file may be made at once.
+#: Lets only one thread of a process fetch at a time, since copies to memory and to a file may be made concurrently.
 _TURN = threading.Lock()
 
 
 def copy_all(targets: Sequence[np.ndarray], sources: Sequence[Tensor]) -> None:
-    """Copy tensors, many bytes by several threads.
+    """Copy tensors, with several threads if they are large.
 
-    Those of a device are fetched one at a time, and the next one is on its way while one is copied: at most two of them
-    are in the host's memory, whatever other threads do.
+    Tensors on a device are fetched one at a time, each while the previous one is copied. So at most two of them are in
+    the host's memory, whatever other threads do.
     """
     pairs = list(zip(targets, sources, strict=True))
     here = [(target, source) for target, source in pairs if not isinstance(source, DeviceTensor)]
@@ -182,7 +182,7 @@ def copy_all(targets: Sequence[np.ndarray], sources: Sequence[Tensor]) -> None:
     if not remote:
         return
     with _TURN:
-        # A future keeps its result, so drop it before the tensor after the next one is fetched.
+        # A future holds its result, so drop it before another tensor is fetched.
         coming = deque([_fetcher().submit(remote[0][1].fetch)])
         for k, (target, _) in enumerate(remote):
             value = coming.popleft().result()
@@ -206,7 +206,7 @@ def _copy_arrays(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shared: bool) -
 
 @functools.cache
 def _copiers() -> ThreadPoolExecutor:
-    # Two of them use the memory's speed; a rank is not alone on its node.
+    # Two threads reach the memory's full speed, and other ranks share the node.
     return ThreadPoolExecutor(2, thread_name_prefix="raytf-copy")
 
 

@@ -1,4 +1,4 @@
-"""The commit of one checkpoint: every rank votes, and the same event follows on all of them."""
+"""The commit of one checkpoint: every rank votes, and all ranks then act on the same event."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Event(enum.Enum):
     """The next action of a rank."""
 
     NOTHING = "nothing"
-    BEGIN = "begin"  # write your share of the state as it is now
-    COMMIT = "commit"  # all shares are there: rank 0 writes the manifest
+    BEGIN = "begin"  # write this rank's share of the present state
+    COMMIT = "commit"  # all shares are written: rank 0 writes the manifest
     DONE = "done"  # the checkpoint can be restored
     FAILED = "failed"  # the save is given up; training continues
 
 
 def advance(phase: Phase, votes: Votes, world_size: int) -> tuple[Phase, Event]:
-    """Return the next phase of a save. Every rank sees the same votes, so every rank takes the same way."""
+    """Return the next phase of a save and the event. All ranks have the same votes, so they get the same result."""
     if phase is Phase.IDLE:
         return (Phase.WRITING, Event.BEGIN) if votes.want else (phase, Event.NOTHING)
     if votes.failed:
@@ -61,15 +61,15 @@ def advance(phase: Phase, votes: Votes, world_size: int) -> tuple[Phase, Event]:
 
 
 class Writing(Protocol[Save]):
-    """Writes this rank's part of one save at a time, as `raytf.checkpoint.durable.DurableTier` does.
+    """Writes this rank's part of a save, one save at a time, as `raytf.checkpoint.durable.DurableTier` does.
 
-    `Commit` calls it on every rank alike, and owns the phase. No call waits for what it begins.
+    `Commit` makes the same calls on every rank, and owns the phase. No call waits for the work that it starts.
     """
 
     def begin(self, save: Save) -> None: ...
 
     def vote(self, phase: Phase) -> Votes:
-        """Return how far this rank is, or that it failed."""
+        """Return this rank's progress or failure as votes."""
         ...
 
     def commit(self) -> None:
@@ -84,15 +84,15 @@ class Writing(Protocol[Save]):
 
 
 class Commit(Generic[Save]):
-    """The saves of a tier, one at a time. It alone knows the phase, and has the tier act on the votes.
+    """Runs the saves of a tier, one at a time. It owns the phase, and calls the tier according to the votes.
 
     Args:
-        tier: of this rank.
-        world_size: ranks that vote.
-        on_failure: called before a save that failed is aborted.
+        tier: this rank's tier.
+        world_size: the number of ranks that vote.
+        on_failure: called before a failed save is aborted.
 
     Attributes:
-        save: the one under way, or the last one; None before the first.
+        save: the save under way, or the last one; None before the first.
     """
 
     def __init__(self, tier: Writing[Save], world_size: int, on_failure: Callable[[], None] = lambda: None):
@@ -118,11 +118,11 @@ class Commit(Generic[Save]):
         self._tier.begin(save)
 
     def advance(self, votes: Votes, make: Callable[[], Save] | None = None) -> Event:
-        """Act on the votes, and return what was done.
+        """Act on the votes, and return the event.
 
         Args:
-            votes: of all ranks, added.
-            make: returns the next save, if one is wanted; None if every save starts with `begin`.
+            votes: the sum of all ranks' votes.
+            make: returns the next save, if the votes request one; None if every save starts with `begin`.
         """
         phase, event = advance(self._phase, votes, self._world_size)
         if event is Event.BEGIN:
@@ -139,7 +139,7 @@ class Commit(Generic[Save]):
         return event
 
     def give_up(self) -> None:
-        """End the save under way as a failed one; every rank must do it at the same time."""
+        """Abort the save under way as failed. Every rank must do it at the same point."""
         self._phase = Phase.IDLE
         self._on_failure()
         self._tier.abort()

@@ -6,8 +6,8 @@
         ...
         MANIFEST.json             written last: step, number of shares, each one's size and CRC-32C, and the document
 
-If there are more ranks than tensors, the last ranks have none and write nothing. A folder without a manifest is no
-checkpoint. Each attempt (each start of a worker group) writes folders of its own.
+If there are more ranks than tensors, the last ranks have no tensors and write nothing. A folder without a manifest is
+not a checkpoint. Each attempt (each start of a worker group) writes its own folders.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from raytf.checkpoint.naming import GroupAttempt
 from raytf.errors import CheckpointError, DamagedFileError, StorageError
 from raytf.storage.storage import Storage
 
-#: Parts of saves that were given up and hang; with so many, no new one is begun.
+#: With this many abandoned writes that still hang, no new save is started.
 _MOST_LINGERING = 2
-#: Small files that rank 0 reads at once for a manifest: one after another, those of 500 ranks would take S3 10 s.
+#: Small files that rank 0 reads concurrently for a manifest. One by one, those of 500 ranks would take 10 s from S3.
 _READS = 16
-#: A save may take so long, or this many times as long as the last good one.
+#: Seconds that a save may take, or how many times as long as the last good one, whichever is longer.
 DEADLINE_SECONDS, DEADLINE_FACTOR = 120.0, 10.0
 
 
 def deadline(good_seconds: float) -> float:
-    """Return the seconds after which a save is given up, when the last good one took `good_seconds`; 0 for none yet."""
+    """Return the seconds after which a save is given up. The last good one took `good_seconds`; 0 if there is none."""
     return max(DEADLINE_SECONDS, DEADLINE_FACTOR * good_seconds)
 
 
@@ -49,8 +49,8 @@ def load(run: Storage, name: str) -> Checkpoint:
     """Read a checkpoint and verify every byte of it.
 
     Raises:
-        CheckpointError: it is damaged or incomplete.
-        StorageError: storage refuses.
+        CheckpointError: the checkpoint is damaged or incomplete.
+        StorageError: storage fails.
     """
     body = manifest.read(run, name)
     try:
@@ -66,11 +66,11 @@ def read_share(run: Storage, name: str, share: dict[str, Any]) -> dict[str, np.n
     """Read the tensors of a share and verify every byte of it.
 
     Args:
-        share: its entry in the manifest.
+        share: the share's entry in the manifest.
 
     Raises:
-        CheckpointError: says how the share is damaged, without the checkpoint's name.
-        StorageError: storage refuses.
+        CheckpointError: the share is damaged. The message omits the checkpoint's name.
+        StorageError: storage fails.
     """
     file = share["file"]
     try:
@@ -92,24 +92,24 @@ def read_share(run: Storage, name: str, share: dict[str, Any]) -> dict[str, np.n
 
 
 class DurableTier:
-    """Checkpoints on storage: this rank's part of them is written in the background, one save at a time.
+    """Writes this rank's part of checkpoints on storage in the background, one save at a time.
 
-    A `raytf.checkpoint.commit.Writing`. It only writes, and votes on its progress. A part that takes longer than
-    `deadline` counts as failed: the save is given up, and the thread that hangs is left alone.
+    It implements `raytf.checkpoint.commit.Writing`: it writes, and votes on its progress. A part that takes longer than
+    `deadline` counts as failed. The save is then given up, and its hanging thread is left behind.
 
     Args:
         run: the run's folder.
         attempt: this start of the worker group.
-        keep: which complete checkpoints stay.
-        say: reports the first of some failures in a row.
+        keep: the complete checkpoints to keep.
+        say: reports the first of several failures in a row.
         fence: raises if the run belongs to another owner; rank 0 calls it before it writes, commits or deletes.
         late: called, in a thread, when a part ends after its save was given up.
-        commits: called on rank 0, in a thread, with the step of a checkpoint before that becomes complete.
+        commits: called on rank 0, in a thread, with the step of a checkpoint that is about to become complete.
         clock: a monotonic clock, in seconds.
 
     Attributes:
-        good_seconds: that the last good save took; 0 for none yet.
-        lingers: whether this rank was still writing the save that was aborted last.
+        good_seconds: how long the last good save took; 0 if there is none yet.
+        lingers: whether this rank was still writing the last aborted save when it was aborted.
     """
 
     def __init__(
@@ -131,17 +131,17 @@ class DurableTier:
         self._commits = commits
         self._clock = clock
         self._cleanup = Cleanup(run, attempt, keep, say, fence, self._under_way)
-        #: The save under way, or the last one; when it began; and what is written of it now.
+        #: The save under way, or the last one; when it began; and its part that is being written.
         self._writer: DurableWriter | None = None
         self._began = 0.0
         self._job: Future[None] = Future()
-        #: Parts of saves that were given up and are still being written, by the folder's name.
+        #: Parts of abandoned saves that are still being written, by the folder's name.
         self._lingering: dict[str, Future[None]] = {}
-        #: Folders of this attempt's saves that failed.
+        #: Folders of this attempt's failed saves.
         self._failed: list[str] = []
         self._failures = 0
         self._serial = 0
-        #: The newest checkpoint of this attempt, on rank 0, and the name of the one that it restored.
+        #: On rank 0, the newest checkpoint of this attempt, and the name of the checkpoint that was restored.
         self._latest: manifest.ManifestLink | None = None
         self._restored: str | None = None
         self.good_seconds = 0.0
@@ -162,7 +162,7 @@ class DurableTier:
         if self._is_late():
             seconds = deadline(self.good_seconds)
             return StorageError(
-                f"{self._run.locate(FOLDER)} did not take the checkpoint within {seconds:.0f} s.", "unreachable"
+                f"{self._run.locate(FOLDER)} did not store the checkpoint within {seconds:.0f} s.", "unreachable"
             )
         return None
 
@@ -171,7 +171,7 @@ class DurableTier:
         return manifest.list_complete(self._run)
 
     def delete(self, names: Sequence[str], why: str) -> None:
-        """Delete checkpoints, and say why; rank 0 alone calls it."""
+        """Delete checkpoints, and report why. Only rank 0 calls this."""
         self._fence()
         for name in names:
             manifest.delete(self._run, name)
@@ -181,8 +181,8 @@ class DurableTier:
         """Read a checkpoint from which training can continue, and verify every byte of it.
 
         Raises:
-            CheckpointError: it is damaged or incomplete.
-            StorageError: storage refuses.
+            CheckpointError: the checkpoint is damaged or incomplete.
+            StorageError: storage fails.
         """
         checkpoint = load(self._run, candidate)
         if checkpoint.document.missing:
@@ -195,7 +195,7 @@ class DurableTier:
         return self._run.locate(FOLDER)
 
     def continue_from(self, restored: str | None, damaged: Collection[str]) -> None:
-        """Keep the restored checkpoint until a newer one is complete, and ignore damaged ones."""
+        """Keep the restored checkpoint until a newer one is complete. The next cleanup deletes the damaged ones."""
         self._restored = restored
         self._cleanup.continue_from(restored, damaged)
 
@@ -211,7 +211,7 @@ class DurableTier:
             self._job = Future()
             self._job.set_exception(
                 StorageError(
-                    f"{self._run.locate(FOLDER)}: {len(self._lingering)} earlier writes hang still.", "unreachable"
+                    f"{self._run.locate(FOLDER)}: {len(self._lingering)} earlier writes still hang.", "unreachable"
                 )
             )
             return
@@ -235,7 +235,7 @@ class DurableTier:
             self._job = self._start(writer, writer.write_manifest)
 
     def done(self) -> None:
-        """Note that the checkpoint is complete. Rank 0 starts to delete the checkpoints that it replaces."""
+        """Record that the checkpoint is complete. Rank 0 starts to delete the checkpoints that it replaces."""
         if self._writer is None:
             return
         self.good_seconds, self._failures = self._clock() - self._began, 0
@@ -259,16 +259,16 @@ class DurableTier:
             self._cleanup.remove([name for name in self._failed if name not in self._lingering])
 
     def drop(self) -> None:
-        """Give up what is being written: other ranks begin anew."""
+        """Give up the save under way, because the ranks start anew."""
         if self._writer is not None:
             self._writer.given_up.set()
 
     def settle(self, seconds: float) -> None:
-        """Wait until nothing is left for retention to do, at most so long."""
+        """Wait until old checkpoints are deleted, but at most `seconds`."""
         self._cleanup.settle(seconds)
 
     def _predecessor(self, step: int) -> manifest.ManifestLink | None:
-        """Return the checkpoint that comes before one of a step in this run; None for none that can be read."""
+        """Return the checkpoint of this run before that of `step`; None if there is none that can be read."""
         if self._latest is not None:
             return self._latest
         with contextlib.suppress(StorageError, DamagedFileError):
@@ -278,7 +278,7 @@ class DurableTier:
         return None
 
     def _under_way(self) -> list[str]:
-        """Return the names of the checkpoints that this rank writes, those that were given up included."""
+        """Return the names of the checkpoints that this rank is writing, including abandoned ones."""
         writing = [name for name, job in dict(self._lingering).items() if not job.done()]
         writer = self._writer
         return writing if writer is None or writer.given_up.is_set() else [*writing, writer.name]
@@ -298,11 +298,11 @@ class DurableSave:
 
     Attributes:
         step: global steps that the state has seen.
-        tensors: this rank's share; must not change any more.
-        document: kept by rank 0, for the manifest.
-        finite: names of tensors that must hold no NaN and no infinity: a broken state is not worth keeping.
-        before: called in the thread that writes; what must be on storage before the checkpoint is.
-        writers: ranks that have tensors, the first ones; None for all.
+        tensors: this rank's share, which must not change any more.
+        document: rank 0's document for the manifest.
+        finite: names of tensors that must have no NaN and no infinity, because a broken state is not worth keeping.
+        before: called first in the writing thread, to write files that must be on storage before the checkpoint is.
+        writers: how many ranks, from the first, have tensors; None for all.
     """
 
     step: int
@@ -315,10 +315,10 @@ class DurableSave:
 
 @dataclass(frozen=True)
 class PreparedSave(DurableSave):
-    """A copy of the state, to be saved now or later.
+    """A copy of the state that can be saved now or later.
 
     Attributes:
-        made_at: time of the copy, in seconds of the Checkpointer's clock.
+        made_at: the time of the copy, in seconds of the Checkpointer's clock.
         filling: done when the tensors have their values.
     """
 
@@ -328,19 +328,19 @@ class PreparedSave(DurableSave):
 
 @dataclass(eq=False)
 class DurableWriter:
-    """One save of this rank, also after it was given up.
+    """Writes this rank's part of one save, even after the save was given up.
 
     Attributes:
         run: the run's folder.
         name: the checkpoint's folder.
-        rank: of this worker.
-        writers: ranks that have a share, the first ones.
-        save: what to write.
+        rank: this worker's rank.
+        writers: how many ranks, from the first, have a share.
+        save: the data to write.
         fence: raises if the run belongs to another owner; rank 0 calls it before it writes and commits.
         commits: called on rank 0 with the step before the manifest is written.
-        before: returns the checkpoint before this one, as its manifest names it; called on rank 0.
-        link: this checkpoint, as the one after it will name it; None until rank 0 has written its manifest.
-        given_up: set once the ranks have agreed that it failed; what is written later makes it no checkpoint.
+        before: returns the link to the checkpoint before this one, for the manifest; called on rank 0.
+        link: the link to this checkpoint, for the next manifest; None until rank 0 has written this manifest.
+        given_up: set once the ranks have agreed that the save failed, and must not become a checkpoint.
     """
 
     run: Storage
@@ -355,11 +355,11 @@ class DurableWriter:
     given_up: threading.Event = field(default_factory=threading.Event)
 
     def write_share(self) -> None:
-        """Write what comes first, and this rank's share of the tensors.
+        """Call `save.before`, and write this rank's share of the tensors.
 
         Raises:
-            CheckpointError: it was given up, or a tensor that must be finite is not.
-            StorageError: storage refuses.
+            CheckpointError: the save was given up, or a tensor that must be finite is not.
+            StorageError: storage fails.
             RunInUseError: the run belongs to another owner.
         """
         if self.rank == 0:
@@ -370,7 +370,7 @@ class DurableWriter:
         if not tensors and self.rank >= self.writers:
             return
         pieces = codec.parts(tensors)
-        # Beside the writing, which waits for the disk or the network most of the time.
+        # In parallel to the writing, which mostly waits for the disk or the network.
         checks = in_thread(lambda: _checksum(pieces, tensors, self.save.finite), "raytf-check")
         file = f"share-{self.rank:05d}"
         self.run.put(f"{FOLDER}/{self.name}/{file}.safetensors", pieces)
@@ -383,11 +383,11 @@ class DurableWriter:
         self.run.put(f"{FOLDER}/{self.name}/{file}.json", manifest.dump(share))
 
     def write_manifest(self) -> None:
-        """Make the checkpoint visible: all shares are written. Rank 0 does it.
+        """Make the checkpoint visible on rank 0, after all shares are written.
 
         Raises:
-            CheckpointError: it was given up, or deleted meanwhile.
-            StorageError: storage refuses.
+            CheckpointError: the save was given up, or was deleted while it was written.
+            StorageError: storage fails.
             RunInUseError: the run belongs to another owner, or to later workers.
         """
         folder = f"{FOLDER}/{self.name}"
@@ -403,7 +403,7 @@ class DurableWriter:
         # This process may have been suspended before it wrote the manifest, while others deleted the folder.
         is_whole = self.run.exists(f"{folder}/{shares[0]['file']}")
         if is_whole and self.given_up.is_set():
-            self.fence()  # who has taken the run over meanwhile may have begun from this checkpoint
+            self.fence()  # a new owner of the run may already have restored this checkpoint
         if self.given_up.is_set() or not is_whole:
             manifest.delete(self.run, self.name)
         self._check()
@@ -423,5 +423,5 @@ def _checksum(pieces: Sequence[memoryview], tensors: dict[str, np.ndarray], fini
     """
     bad = codec.broken(tensors, (name for name in tensors if name in finite))
     if bad is not None:
-        raise CheckpointError(f"{bad} holds NaN or infinite values; such a state is not saved.")
+        raise CheckpointError(f"{bad} has NaN or infinite values, and such a state is not saved.")
     return codec.checksum(pieces)

@@ -1,7 +1,7 @@
-"""States of a run that are no longer valid, because a machine that took part in them computed wrongly.
+"""States of a run that are no longer valid ("void"), because a machine that took part in them computed wrongly.
 
-A note in the run's folder says which: those after a step, of the attempts until then. The driver's monitor has it, too,
-so that groups begin without storage. Copies in memory are passed over, checkpoints on storage are deleted.
+A note in the run's folder lists the last valid steps, each with the attempts whose later states are void. The driver's
+monitor has it, too, so that groups can start without storage. Void copies are skipped, and void checkpoints deleted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class VoidStates:
     entries: tuple[tuple[int, frozenset[str]], ...] = ()
 
     def holds(self, step: int, attempt: str) -> bool:
-        """Return whether the state of a step, as an attempt made it, is void."""
+        """Return whether the state of a step that an attempt made is void."""
         return any(step > after and attempt in attempts for after, attempts in self.entries)
 
     def among(self, names: Iterable[str]) -> list[str]:
@@ -49,11 +49,11 @@ class VoidStates:
 
 
 def read(run: Storage) -> VoidStates:
-    """Return the note of a run.
+    """Return the void states in a run's note; none if it has no note.
 
     Raises:
-        DamagedFileError: it cannot be read.
-        StorageError: storage refuses.
+        DamagedFileError: the note cannot be parsed.
+        StorageError: storage fails.
     """
     note = untrusted_json.read(run, FILE, _SHAPE)
     states = [] if note is None else note["states"]
@@ -61,13 +61,13 @@ def read(run: Storage) -> VoidStates:
 
 
 def write(run: Storage, states: VoidStates) -> None:
-    """Replace the note of a run."""
+    """Replace the note in a run's folder."""
     entries = [{"after": after, "attempts": attempts} for after, attempts in states.plain()]
     run.put(FILE, json.dumps({"states": entries}).encode())
 
 
 def sweep(run: Storage, states: VoidStates) -> list[str]:
-    """Delete the checkpoints that are void; returns their names."""
+    """Delete void checkpoints, and return their names."""
     gone = states.among(manifest.list_complete(run))
     for name in gone:
         manifest.delete(run, name)

@@ -1,8 +1,8 @@
-"""This node's keeper as one of its ranks sees it: asked with each beat what it holds, and replaced if it is gone.
+"""A rank's client of its node's keeper, which it queries with each heartbeat, and replaces when it has died.
 
-A rank's own mapping of the memory stays valid when the keeper dies, so that copying into it would continue; but nobody
-could restore what is there. If the keeper is gone, the memory is not in /proc any more, which is checked with each
-beat. A keeper that lives and answers nobody is killed. Each replacement begins empty: the ranks copy the state again.
+A rank's own mapping of the memory stays valid when the keeper dies, so the rank could still copy into it, but nobody
+could restore the copy. When the keeper dies, its memory disappears from /proc, which is checked with each heartbeat. A
+keeper that lives but does not answer is killed. Each new keeper starts empty, and the ranks copy the state again.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from raytf.checkpoint import memory_keeper
 from raytf.checkpoint.slot_ledger import SlotAnswer, SlotRequest
 from raytf.errors import one_line
 
-#: Ray's errors for a keeper that cannot be reached: a ValueError if one with its name dies during the look-up.
+#: Ray's errors for a keeper that cannot be reached: a ValueError if a keeper of this name dies during the lookup.
 _REFUSED = (ray.exceptions.RayError, ValueError)
 _RESERVE_SECONDS = 60.0
 #: Seconds between two questions.
 _ASK_SECONDS = 0.5
-#: Seconds for which an answer counts, and after which a keeper that gives none is ended: as long as a new group waits.
+#: Seconds for which an answer is valid, and after which a silent keeper is killed: as long as a new group waits.
 FRESH_SECONDS, SILENT_SECONDS = 10.0, 20.0
-#: If two polls are further apart, it was this process that was held up, and perhaps the whole machine.
+#: If two polls are further apart, this process, and perhaps the whole machine, was held up.
 _GAP_SECONDS = 5.0
-#: A keeper that lived so long is replaced at once; where keepers die sooner the next one comes later, at most so much.
+#: A keeper that lived this long is replaced at once; and the longest pause before the next keeper if some died sooner.
 STEADY_SECONDS, MOST_PAUSE_SECONDS = 60.0, 60.0
 
 
 def pause(deaths: int) -> float:
-    """Return the seconds before the next keeper is started, after `deaths` keepers in a row that died soon.
+    """Return the seconds to wait before starting the next keeper, after `deaths` keepers in a row died early.
 
     The first pause is 0. Later ones double.
     """
     return 0.0 if deaths <= 1 else min(MOST_PAUSE_SECONDS, 2.0 ** min(deaths - 2, 32))
 
 
-#: Seconds between tries to get memory of a node that has too little: other ranks may still hold that of the keeper
-#: before.
+#: Seconds between attempts to reserve memory on a node that has too little, since other ranks may still hold the memory
+#: of the previous keeper.
 TRY_PAUSES = tuple(pause(n + 2) for n in range(4))
 
 
@@ -57,20 +57,20 @@ class Order(enum.Enum):
     """The action after a poll of the keeper."""
 
     NOTHING = "nothing"
-    ASK = "ask"  # the keeper what it holds
-    END = "end"  # the keeper, which answers nobody and counts as lost
+    ASK = "ask"  # query the newest step that the keeper holds
+    END = "end"  # kill the keeper, which does not answer and counts as lost
 
 
 class KeeperHealth:
-    """The health of one node's keepers, one after another: when to ask, when one is lost, and when to start another.
+    """Decides when to query a node's keeper, when it counts as lost, and when to start the next one.
 
-    Times and answers go in, and orders come out; it knows neither Ray nor processes nor clocks.
+    Its inputs are times and answers, and its outputs are orders. It uses neither Ray nor processes nor clocks.
 
     Args:
-        now: seconds of a clock that only goes forward, as in all calls.
+        now: seconds of a monotonic clock, as in all calls.
 
     Attributes:
-        is_lost: whether the keeper is gone, and with it all that was copied; until `replace`.
+        is_lost: whether the keeper has died, and all copies are lost with it; until `replace`.
     """
 
     def __init__(self, now: float):
@@ -83,10 +83,10 @@ class KeeperHealth:
         self._step: int | None = None
 
     def poll(self, now: float, is_asking: bool) -> Order:
-        """Return what to do now; `is_asking` while a question waits for its answer."""
+        """Return the next action. `is_asking` is whether a question waits for its answer."""
         gap, self._polled_at = now - self._polled_at, now
         if gap > _GAP_SECONDS:
-            self._heard_at += gap  # nobody listened for so long
+            self._heard_at += gap  # this process could not receive answers during the gap
         if now - self._heard_at >= SILENT_SECONDS:
             self.is_lost = True
             return Order.END
@@ -96,20 +96,20 @@ class KeeperHealth:
         return Order.ASK
 
     def hear(self, step: int | None, now: float) -> None:
-        """Note that the keeper holds the whole state after `step`; None while ranks write, which is no loss."""
+        """Record that the keeper holds the whole state after `step`; None while ranks write, which is no loss."""
         self._heard_at, self._step = now, self._step if step is None else step
 
     def lose(self) -> None:
         self.is_lost = True
 
     def replace(self, now: float) -> float:
-        """Note that the rank has released the lost memory, and return the seconds before it asks for other memory."""
+        """Record that the rank has released the lost memory, and return the seconds to wait before it requests more."""
         self._deaths = self._deaths + 1 if now - self._since < STEADY_SECONDS else 1
         self.is_lost, self._step = False, None
         return pause(self._deaths)
 
     def step(self, now: float) -> int | None:
-        """Return the newest step that the keeper holds; None if there is none, or it has not answered lately."""
+        """Return the newest step that the keeper holds; None if it holds none, or has not answered recently."""
         return self._step if not self.is_lost and now - self._heard_at < FRESH_SECONDS else None
 
 
@@ -120,7 +120,7 @@ class KeeperClient:
         run_uri: the run's folder.
         request: the rank's first request.
         monitor: the driver's Monitor actor.
-        clock: seconds, of one that only goes forward.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class KeeperClient:
         self._request = request
         self._turn = threading.Lock()
         self._keeper: Any = None
-        #: Paths of the slots and what they are. Another process with the keeper's number has other files there, or
-        #: none; where later workers have asked for memory, the keeper has freed one of the slots at least.
+        #: The slots' paths and identities. They differ if another process has the keeper's process id, or if the keeper
+        #: has freed a slot because later workers requested memory.
         self._marks: dict[str, tuple[int, int]] = {}
         self._asking: Future[tuple[Any, SlotAnswer]] | None = None
         self._question: Any = None
@@ -147,11 +147,11 @@ class KeeperClient:
         return self._health.is_lost
 
     def lose(self) -> None:
-        """Note that the memory is gone, as a rank that uses it has noticed."""
+        """Record that the memory is lost, as the rank that uses it has detected."""
         self._health.lose()
 
     def begin(self, wait: float = 0.0) -> None:
-        """Ask for memory after some seconds, without waiting for it."""
+        """Request memory in the background, `wait` seconds from now."""
 
         def later(request: SlotRequest) -> tuple[Any, SlotAnswer]:
             time.sleep(wait)
@@ -160,7 +160,7 @@ class KeeperClient:
         self._asking = in_thread(functools.partial(later, self._request), "raytf-keeping")
 
     def take(self) -> SlotAnswer | None:
-        """Return the memory, or the reason why there is none: once. None while nobody has answered, and after that."""
+        """Return the memory, or the reason why there is none, once. Return None before the answer, and after it."""
         if self._asking is None or not self._asking.done():
             return None
         asking, self._asking = self._asking, None
@@ -169,7 +169,7 @@ class KeeperClient:
             marks = {path: _identity(path) for path in place.paths}
         except _REFUSED as error:
             return SlotAnswer(reason=one_line(error, 300))
-        except OSError:  # it has died since
+        except OSError:  # the keeper has died since it answered
             self.lose()
             return None
         with self._turn:
@@ -178,7 +178,7 @@ class KeeperClient:
         return place
 
     def replace(self) -> None:
-        """Ask for other memory, now that the rank has released the lost one; later if keepers die often."""
+        """Request other memory, now that the rank has released the lost memory; with a pause if keepers die often."""
         with self._turn:
             self._keeper, self._marks = None, {}
             wait = self._health.replace(self._clock())
@@ -186,7 +186,7 @@ class KeeperClient:
         self.begin(wait)
 
     def poll(self) -> None:
-        """Ask the keeper, and take its last answer; for any thread, and never waits."""
+        """Read the keeper's last answer and query it again, without waiting. Any thread may call this."""
         if not self._turn.acquire(blocking=False):
             return
         try:
@@ -197,11 +197,11 @@ class KeeperClient:
 
     @property
     def step(self) -> int | None:
-        """The newest step of which the keeper reported that it holds this attempt's whole state."""
+        """The newest step for which the keeper reported to hold this attempt's whole state."""
         return None if self._keeper is None else self._health.step(self._clock())
 
     def tidy(self) -> Any:
-        """Have the keeper drop what earlier attempts left, once this one has a whole copy; returns a reference."""
+        """Make the keeper drop copies of earlier attempts once this one has a whole copy. Return Ray's reference."""
         keeper = self._keeper
         return None if keeper is None else keeper.tidy.remote(self._request.attempt)
 
@@ -217,7 +217,7 @@ class KeeperClient:
                 self.lose()
                 return
             except ray.exceptions.RayError:
-                pass  # out of reach for the moment
+                pass  # temporarily unreachable
         order = self._health.poll(now, self._question is not None)
         if order is Order.ASK:
             self._question = self._keeper.newest.remote(self._request.attempt)
@@ -231,15 +231,15 @@ class KeeperClient:
             return True
 
     def _end(self) -> None:
-        """End the process that owns the memory; it may be stopped, and would stand in the way of the next one."""
+        """Kill the process that owns the memory. It may be suspended, and would block the next keeper."""
         if self._marks and not self._is_gone():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(next(iter(self._marks)).split("/")[2]), signal.SIGKILL)
 
     def _reserve(self, request: SlotRequest) -> tuple[Any, SlotAnswer]:
-        """Return memory of this node's keeper, which is started where there is none; waits for it."""
+        """Wait for memory of this node's keeper, which is started if there is none, and return both."""
         for wait in TRY_PAUSES:
-            with contextlib.suppress(*_REFUSED):  # Ray may not know yet that the one before is dead
+            with contextlib.suppress(*_REFUSED):  # Ray may not know yet that the previous keeper is dead
                 keeper, place = self._reserve_once(request)
                 if place.paths or place.is_final:
                     return keeper, place

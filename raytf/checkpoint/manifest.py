@@ -19,17 +19,17 @@ from raytf.storage.storage import Storage
 
 FOLDER = "checkpoints"
 FILE = "MANIFEST.json"
-#: Changed when older raytf could not read what newer raytf writes.
+#: Incremented when older versions of raytf cannot read what this one writes.
 VERSION = 2
 
 _MANIFEST = untrusted_json.record(
     {"body": untrusted_json.record({"version": untrusted_json.whole}), "crc32": untrusted_json.whole}
 )
-#: Fields without which no run can continue from a checkpoint.
+#: Fields that a run needs to continue from a checkpoint.
 _NEEDED = ("identity", "history", "train_seconds", "imbalance_seconds", "stopped_early", "callbacks")
 
 
-#: A file in the checkpoint's own folder.
+#: The name of a file in the checkpoint's own folder.
 _file = untrusted_json.expect(
     "the name of a file",
     lambda value: isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\\0"),
@@ -67,7 +67,7 @@ _DOCUMENT = untrusted_json.record(
 
 
 def _shares(share: untrusted_json.Shape) -> untrusted_json.Shape:
-    """Return the shape of a list of shares with different files: a file that is named twice would be read twice."""
+    """Return the shape of a list of shares with distinct files, since a file that is named twice is read twice."""
     of_each = untrusted_json.each(share)
 
     def check(value: Any) -> str | None:
@@ -90,12 +90,12 @@ def _body(crc: str) -> untrusted_json.Shape:
     return untrusted_json.record(fields, {"before": untrusted_json.optional(before)})
 
 
-#: By the version of the format; a version below 1 is read as version 1.
+#: Version of the format -> shape of the body. Version 0 is read as version 1.
 _BODIES = {0: _body("crc32"), 1: _body("crc32"), 2: _body("crc32c")}
 
 
 class ManifestLink(NamedTuple):
-    """A checkpoint's folder and its manifest's SHA-256, hexadecimal, as the manifest of the one after it has them."""
+    """A checkpoint's folder and its manifest's SHA-256 in hexadecimal digits, as the next manifest contains them."""
 
     name: str
     sha256: str
@@ -106,13 +106,13 @@ class Checkpoint:
     """A checkpoint that was read and verified.
 
     Attributes:
-        name: its folder, or what else a person may call it.
+        name: its folder or, for a snapshot in memory, a description for users.
         step: global steps that it has seen.
-        document: what it says beside them.
-        tensors: by name.
-        is_in_memory: it is a snapshot of nodes' memory, not on storage.
-        rows: of the log of steps that were not on storage; of memory alone.
-        files: of callbacks, packed, where they are small; of memory alone.
+        document: its facts besides the tensors.
+        tensors: its tensors by name.
+        is_in_memory: whether it is a snapshot in nodes' memory instead of a checkpoint on storage.
+        rows: for a snapshot in memory, rows of the log of steps that were not on storage.
+        files: for a snapshot in memory, the packed files of callbacks, if they are small.
     """
 
     name: str
@@ -126,13 +126,13 @@ class Checkpoint:
 
 def list_complete(run: Storage) -> list[str]:
     """Return the names of checkpoints that have a manifest, newest first."""
-    # One list of all files: checking each folder would cost a request for each that was ever left unfinished.
+    # One list of all files, because checking folders would cost a request for each save that was left unfinished.
     names = [f.name.removesuffix(f"/{FILE}") for f in run.files(FOLDER) if f.name.endswith(f"/{FILE}")]
     return naming.restore_order([n for n in names if "/" not in n and naming.split_name(n)[0] >= 0])
 
 
 def dump(document: dict[str, Any]) -> bytes:
-    """Return JSON with one spelling for a value, so that equal documents are equal bytes."""
+    """Return canonical JSON, in which equal documents are equal bytes."""
     return json.dumps(document, sort_keys=True, indent=1).encode()
 
 
@@ -144,13 +144,13 @@ def write(
     document: dict[str, Any],
     before: ManifestLink | None = None,
 ) -> ManifestLink:
-    """Make a checkpoint visible; its shares must be on storage already.
+    """Write the manifest, which makes a checkpoint visible. Its shares must be on storage already.
 
     Args:
         before: the checkpoint that the run wrote or restored before this one.
     """
     link = {} if before is None else {"before": before._asdict()}
-    # Through JSON once, so that the checksum is over what a reader will have.
+    # Convert to JSON and back once, so that the checksum is of the values that a reader gets.
     body = json.loads(dump({"version": VERSION, "step": step, "shares": shares, "document": document, **link}))
     data = dump({"body": body, "crc32": zlib.crc32(dump(body))})
     run.put(f"{FOLDER}/{name}/{FILE}", data)
@@ -158,27 +158,27 @@ def write(
 
 
 def link(run: Storage, name: str) -> ManifestLink:
-    """Return a checkpoint as the one after it names it.
+    """Return the link to a checkpoint, for the manifest of the next one.
 
     Raises:
-        StorageError: storage refuses.
+        StorageError: storage fails.
     """
     data = run.get(f"{FOLDER}/{name}/{FILE}", untrusted_json.LARGE)
     return ManifestLink(name, hashlib.sha256(data).hexdigest())
 
 
 def delete(run: Storage, name: str) -> None:
-    """Delete a checkpoint. The manifest goes first: a deletion cut short leaves no checkpoint that looks complete."""
+    """Delete a checkpoint, its manifest first, so that an interrupted deletion leaves no seemingly complete one."""
     run.delete(f"{FOLDER}/{name}/{FILE}")
     run.delete(f"{FOLDER}/{name}")
 
 
 def size_problems(shares: list[dict[str, Any]], sizes: Mapping[str, int]) -> list[str]:
-    """Return what is wrong with the files of a checkpoint by their sizes alone.
+    """Return the problems of a checkpoint's files that their sizes show.
 
     Args:
-        shares: of the manifest.
-        sizes: bytes of each file in the folder.
+        shares: the shares in the manifest.
+        sizes: the bytes of each file in the folder.
     """
     problems = []
     for share in shares:
@@ -191,11 +191,11 @@ def size_problems(shares: list[dict[str, Any]], sizes: Mapping[str, int]) -> lis
 
 
 def read(run: Storage, name: str) -> dict[str, Any]:
-    """Return the step, the shares and the document of a checkpoint.
+    """Return the body of a checkpoint's manifest: the step, the shares and the document.
 
     Raises:
         CheckpointError: the manifest is damaged.
-        RunMismatchError: it is of a newer raytf.
+        RunMismatchError: a newer version of raytf wrote it.
     """
     where = f"{FOLDER}/{name}/{FILE}"
     try:
@@ -214,28 +214,28 @@ def read(run: Storage, name: str) -> dict[str, Any]:
     if wrong:
         raise CheckpointError(f"checkpoint {name}: the manifest cannot be read ({wrong}).")
     if body["step"] != naming.split_name(name)[0]:
-        raise CheckpointError(f"checkpoint {name}: the manifest is that of another checkpoint, of step {body['step']}.")
+        raise CheckpointError(f"checkpoint {name}: the manifest belongs to another checkpoint, of step {body['step']}.")
     return body
 
 
 @dataclass(frozen=True)
 class CheckpointDocument:
-    """The facts about a state that the next start of the driver and of workers, and people, need.
+    """The facts about a state that users, and the next start of the driver and of workers, need.
 
     Attributes:
-        identity: settings of the run that made it.
+        identity: settings of the run that made the state.
         history: logs of each epoch so far, with its `epoch` and the `step` after it.
-        train_seconds: in calls of the training step.
-        imbalance_seconds: that a worker waited, on average, because shards did not divide evenly.
-        stopped_early: a callback has stopped the run.
-        best: the metric of `--keep-best` and the best of its values; None for none yet.
-        chain: of all steps, 64 hexadecimal digits, see `raytf.distributed.step_digest.chained`; empty where a version
-            without it made the state.
-        world_size: ranks that made it; None where it does not say.
+        train_seconds: seconds spent in calls of the training step.
+        imbalance_seconds: average seconds that a worker waited because shards did not divide evenly.
+        stopped_early: whether a callback has stopped the run.
+        best: the metric of `--keep-best` and its best value; None if there is none yet.
+        chain: the chain over all steps, 64 hexadecimal digits, see `raytf.distributed.step_digest.chained`; empty if
+            the state is from a version without chains.
+        world_size: how many ranks made the state; None if it is not known.
         callbacks: state of the user's callbacks, without their arrays.
-        durable_step: what was known to be on storage when a copy in memory was made; of memory alone.
-        weights_hash: of a copy in memory, where ranks compare their weights; else None.
-        missing: fields that are needed to continue and were missing when it was read.
+        durable_step: for a copy in memory, the newest step that was known to be on storage when it was made.
+        weights_hash: for a copy in memory, the hash of the weights if ranks compare them; else None.
+        missing: fields that are needed to continue but were missing when the document was read.
     """
 
     identity: dict[str, str] = field(default_factory=dict)
@@ -253,7 +253,7 @@ class CheckpointDocument:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> CheckpointDocument:
-        """Return the document in the JSON of a manifest or of a slot in memory, without fields of other versions."""
+        """Return the document from the JSON of a manifest or of a slot in memory, ignoring unknown fields."""
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values and name != "missing"}
         if known.get("best") is not None:
             known["best"] = (known["best"][0], known["best"][1])
@@ -271,7 +271,7 @@ class CheckpointDocument:
         }
 
     def live(self) -> dict[str, Any]:
-        """Return JSON values for memory: what changes with each copy."""
+        """Return the JSON values that change with each copy in memory."""
         hashed = {} if self.weights_hash is None else {"weights_hash": self.weights_hash}
         return {
             **self._totals(),
@@ -282,7 +282,7 @@ class CheckpointDocument:
         }
 
     def slow(self) -> dict[str, Any]:
-        """Return JSON values for memory: what changes when an epoch ends; see `epochs`."""
+        """Return the JSON values for copies in memory that change only when an epoch ends; see `epochs`."""
         return {"identity": self.identity, "history": self.history}
 
     @property

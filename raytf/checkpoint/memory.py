@@ -1,4 +1,4 @@
-"""A rank's part in the memory tier: when to copy the state into memory, and what a new group restores from it."""
+"""A rank's part in the memory tier: copies the state into memory, and lists and loads copies for a new group."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from raytf.checkpoint.training_state import Extras
 from raytf.checkpoint.variables import MakeSource, TensorSource, TensorValues
 from raytf.distributed.group import Ranks
 
-#: A tensor beside those of the state: what rank 0 alone knows.
+#: The name of an additional tensor, with data that only rank 0 has.
 _RANK_ZERO = "rank 0"
-#: Others beside them -> arrays of the rows of the log that are not on storage.
+#: Names of further tensors -> arrays of the log's rows that are not on storage.
 _LOG = {"log/rows": "numbers", "log/digests": "digests", "log/weights": "weights"}
 
 
-#: Copies whose median tells what one costs.
+#: The number of copies whose median time is the cost of a copy.
 _COSTS = 9
 
 
 @dataclasses.dataclass(frozen=True)
 class MemorySave:
-    """The part of a copy in memory beside the tensors, which come from the rank's source as they are then.
+    """The data of a copy in memory besides the tensors, which the rank's source returns at that moment.
 
     Attributes:
         step: global steps that the state has seen.
-        document: of it; `callbacks` are left out, for `share_rank_zero` gives those to all ranks.
-        rows: of the log of steps that are not on storage.
+        document: the state's document without `callbacks`, which `share_rank_zero` sends to all ranks.
+        rows: rows of the log of steps that are not on storage.
     """
 
     step: int
@@ -50,18 +50,18 @@ class MemorySave:
 
 
 class MemoryTier:
-    """Copies of the state in the memory of this rank's node, of which this rank writes a share.
+    """Writes this rank's share of copies of the state into the memory of its node.
 
-    A copy counts as soon as those of all ranks are complete. All ranks copy after the same steps, so every node of the
-    run holds the same state, bit for bit.
+    A copy counts as soon as the copies of all ranks are complete. All ranks copy after the same steps, so every node of
+    the run holds the same state, bit for bit.
 
     Args:
         run_uri: the run's folder.
-        group: of ranks.
-        attempt: this start of the worker group; copies of other attempts than it and earlier ones are not the run's.
-        every_steps: between two copies; None chooses it by their cost, 0 makes none.
+        group: the group of all ranks.
+        attempt: this start of the worker group. Copies of attempts other than it and earlier ones are not the run's.
+        every_steps: steps between two copies; None to choose them by the cost of a copy, 0 for no copies.
         monitor: the driver's Monitor actor.
-        say: reports what goes wrong.
+        say: reports problems.
         place: the result of `place_on_node`, if known.
     """
 
@@ -82,24 +82,24 @@ class MemoryTier:
         self._source: TensorSource | None = None
         self._slots: list[snapshot_slot.Slot] = []
         self.turns = CopyTurns()
-        #: Has the newest copy count, beside training.
+        #: Seals the newest copy while training continues.
         self._sealer, self._sealing = ThreadPoolExecutor(1, thread_name_prefix="raytf-seal"), Future[None]()
         self._sealing.set_result(None)
-        #: Whether what earlier attempts left on this node is gone, and the question for that.
+        #: Whether the copies of earlier attempts on this node are deleted, and the pending question about it.
         self._is_tidy, self._tidying = False, None
-        #: Of the latest copies, seconds: the copy itself, and giving all ranks what rank 0 alone knows.
+        #: Seconds of the latest copies: for the copy itself, and for sending rank 0's data to all ranks.
         self._costs: list[tuple[float, float]] = []
-        #: How many epochs had ended when what changes seldom was encoded, and that.
+        #: The encoded values that change only when an epoch ends, after the number of epochs at that time.
         self._slow: tuple[int | None, bytes] = (None, b"")
         self._rank_zero = np.zeros(0, np.uint8)
         self._wished = -1
         self._sharing_seconds = self._aside_seconds = 0.0
-        #: Bytes that this node holds in two copies, and seconds that copies held up training.
+        #: Bytes of two copies on this node, and seconds for which copies have stopped training.
         self.bytes = 0
         self.seconds = 0.0
 
     def candidates(self) -> list[slot_ledger.Generation]:
-        """Return snapshots of earlier attempts that some node holds whole, newest first."""
+        """Return snapshots of earlier attempts that at least one node holds whole, newest first."""
         if self._every == 0:
             return []
         earlier = self._attempt.earlier
@@ -107,10 +107,10 @@ class MemoryTier:
         return slot_ledger.generations(held, set(earlier))
 
     def load(self, candidate: slot_ledger.Generation) -> Checkpoint:
-        """Return the state, verified, with `files` of callbacks where they are small.
+        """Return the verified state, with the `files` of callbacks if they are small.
 
         Raises:
-            CheckpointError: it is damaged, or gone.
+            CheckpointError: the snapshot is damaged, or no longer exists.
         """
         loaded = memory_keeper.load(self._run_uri, candidate)
         tensors = dict(loaded.tensors)
@@ -127,11 +127,11 @@ class MemoryTier:
         )
 
     def reserve(self, sizes: dict[str, int], make: MakeSource) -> None:
-        """Ask this node's keeper for memory; copies are made from when it has answered.
+        """Request memory from this node's keeper. Copies are made once it has answered.
 
         Args:
-            sizes: values of each tensor of the state.
-            make: the source of some of them.
+            sizes: the number of values in each tensor of the state.
+            make: creates the source of the tensors with the given names.
         """
         if self._every == 0:
             return
@@ -141,7 +141,7 @@ class MemoryTier:
         self._keeping.begin()
 
     def close(self) -> None:
-        """Make no more copies; those that were made stay with the node's keeper."""
+        """Make no more copies. Existing copies stay with the node's keeper."""
         wait([self._sealing])
         for slot in self._slots:
             slot.close()
@@ -149,36 +149,36 @@ class MemoryTier:
         self._sealer.shutdown(wait=False)
 
     def poll(self) -> None:
-        """Ask this node's keeper whether it lives and what it holds; with each beat, from a thread beside training."""
+        """Query this node's keeper for its health and newest copy. A thread calls this with each heartbeat."""
         if self._keeping is not None:
             self._keeping.poll()
 
     @property
     def step(self) -> int | None:
-        """The newest step of which this node's keeper holds a copy that can be restored; None if there is none."""
+        """The newest step for which this node's keeper holds a copy that can be restored; None if there is none."""
         self.poll()
         return None if self._keeping is None else self._keeping.step
 
     @property
     def copied(self) -> int | None:
-        """Step of this rank's newest copy; None for none."""
+        """The step of this rank's newest copy; None if there is none."""
         return self.turns.copied
 
     @property
     def is_empty(self) -> bool:
-        """Return whether this rank has memory into which nothing was copied yet."""
+        """Return whether this rank has memory, but no copy in it yet."""
         return self._ready() and self.copied is None
 
     def wish(self, stop: int, step_seconds: float) -> float:
-        """Return rank 0's wish for the call that ends at step `stop`: 1 to copy the state after it."""
+        """Return rank 0's vote for the call that ends at step `stop`: 1 to copy the state after it, else 0."""
         if self._every == 0 or self._group.rank != 0:
             return 0.0
         if self._every is None and not self._sealing.done():
-            return 0.0  # training would wait for the one that is on its way from the device
+            return 0.0  # training would wait for the copy that is still being fetched from the device
         cost = 0.0
         if self._costs:
             copying, sharing = zip(*self._costs, strict=True)
-            # Ranks that share wait for each other, as they would in the next step: only the shortest time is a cost.
+            # Ranks that share wait for each other, as they would in the next step. So only the shortest time counts.
             cost = float(np.median(copying)) + min(sharing)
         every = snapshot_every(self._every, cost, step_seconds)
         if self._wished >= 0 and stop - self._wished < every:
@@ -187,19 +187,19 @@ class MemoryTier:
         return 1.0
 
     def share_rank_zero(self, extras: Extras | None) -> None:
-        """Give all ranks the extras that rank 0 alone knows; every rank must call it, the others with None."""
+        """Send the extras, which only rank 0 has, to all ranks. Every rank must call this, the others with None."""
         began = time.perf_counter()
         raw = self._group.share(b"" if extras is None else extras.pack())
         self._rank_zero = np.frombuffer(raw, np.uint8)
         self._sharing_seconds = time.perf_counter() - began
 
     def begin(self, save: MemorySave) -> None:
-        """Copy this rank's share of the state; one of the step that was copied last is written over that."""
+        """Copy this rank's share of the state. A second copy of the same step overwrites the first."""
         began = time.perf_counter()
         self.turns.ask(save.step)
-        self.poll()  # the keeper may have freed memory since the last beat, and given other workers the rest
+        self.poll()  # since the last heartbeat, the keeper may have given this memory to other workers
         if not self._ready() or self._source is None:
-            self._book(0.0)  # what was done for it, and will be the next time
+            self._book(0.0)  # adds the time of sharing, and of other code, which training lost anyway
             return
         document, step = save.document, save.step
         if self._share == 0 and self._slow[0] != document.epochs:
@@ -225,7 +225,7 @@ class MemoryTier:
         except (OSError, ValueError) as error:
             self._stop_after(error)
             return
-        self._book(time.perf_counter() - began, counts=not first)  # that pays for memory that is touched the first time
+        self._book(time.perf_counter() - began, counts=not first)  # the first copy is slower: its memory is new
 
     def _book(self, seconds: float, counts: bool = True) -> None:
         copying = seconds + self._aside_seconds
@@ -235,11 +235,11 @@ class MemoryTier:
             self._costs = [*self._costs[1 - _COSTS :], (copying, sharing)]
 
     def costs_also(self, seconds: float) -> None:
-        """Add seconds for which the next copy holds up training elsewhere."""
+        """Add seconds for which the next copy stops training in other code."""
         self._aside_seconds += seconds
 
     def abort(self) -> None:
-        """Discard the newest copy: the next one overwrites it, and the one before it stays until then."""
+        """Discard the newest copy. The next copy overwrites it, and the previous one is kept until then."""
         self.turns.abort()
         if self._failure is not None:
             self._stop_after(self._failure)
@@ -248,7 +248,7 @@ class MemoryTier:
     def is_sealed(self) -> bool:
         """Whether this rank's newest copy is complete.
 
-        A rank without memory, and so without a copy, has nothing that is incomplete: other nodes hold the state.
+        It is true for a rank without memory, which has no copy to complete: other nodes hold the state.
         """
         return self._sealing.done() and not self.has_failed
 
@@ -258,16 +258,16 @@ class MemoryTier:
 
     @property
     def _failure(self) -> BaseException | None:
-        """Why this rank's newest copy could not be completed; None where it could, or is not yet."""
+        """Why this rank's newest copy could not be completed; None if it is complete or under way."""
         return self._sealing.exception() if self._sealing.done() else None
 
     def settle(self) -> None:
-        """Wait until this rank's newest copy is complete, or has failed, which takes a moment."""
+        """Wait until this rank's newest copy is complete or has failed."""
         wait([self._sealing])
 
     def _seal_soon(self, slot: snapshot_slot.Slot, fill: Callable[[], None], values: TensorValues) -> None:
         if values.is_held and not values.is_here:
-            # From the device beside the next steps, which do not change what is held.
+            # Fetch from the device during the next steps, which do not change the held values.
             self._sealing = self._sealer.submit(self._seal, slot, fill)
         else:
             fill()
@@ -278,8 +278,8 @@ class MemoryTier:
         slot.seal()
         if self._is_tidy or self._keeping is None:
             return
-        with contextlib.suppress(ray.exceptions.RayError):  # it was killed, which the next poll notices
-            # Again after each copy: another rank of this node may not have had its first one.
+        with contextlib.suppress(ray.exceptions.RayError):  # the keeper was killed, which the next poll detects
+            # Repeat it after each copy, since another rank of this node may not have made its first copy yet.
             if self._tidying is not None and ray.wait([self._tidying], timeout=0)[0]:
                 tidying, self._tidying = self._tidying, None
                 self._is_tidy = ray.get(tidying)
@@ -304,11 +304,11 @@ class MemoryTier:
         try:
             self._slots = [snapshot_slot.Slot(path) for path in place.paths]
         except OSError:
-            keeping.lose()  # it has died since
+            keeping.lose()  # the keeper has died since it answered
         return bool(self._slots)
 
     def _let_go(self) -> None:
-        """Release the memory of a keeper that is gone, so that the next keeper can have it."""
+        """Release the memory of a dead keeper, so that the next keeper can allocate it."""
         wait([self._sealing])
         for slot in self._slots:
             slot.close()
@@ -317,8 +317,8 @@ class MemoryTier:
         self.turns.lose()
         if had_copies and self._share == 0:
             self._say(
-                f"rank {self._group.rank}: the keeper of copies in its node's memory is gone, and so are they; another "
-                "one is started, and the state copied again"
+                f"rank {self._group.rank}: the keeper of copies in its node's memory died, and its copies are lost; "
+                "another keeper is started, and the state is copied again"
             )
 
     def _stop_after(self, error: BaseException) -> None:
@@ -333,9 +333,9 @@ class MemoryTier:
 
 
 def place_on_node(group: Ranks) -> tuple[int, int]:
-    """Return (number, count) of this rank among those of its node.
+    """Return this rank's index among the ranks of its node, and their number.
 
-    Ray Train's local rank is that among those of an IP address, which several nodes may share.
+    Ray Train's local rank counts the ranks of an IP address, which several nodes may share.
     """
     node = int(ray.get_runtime_context().get_node_id()[:15], 16)
     mine = np.zeros((group.world_size, 2), np.int32)

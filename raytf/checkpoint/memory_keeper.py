@@ -1,8 +1,8 @@
-"""The memory tier: on every node of a run a keeper, an actor that outlives the workers, owns the memory that they copy
-their state into. What a worker that dies leaves is there for the next group, on this node and on others.
+"""The memory tier's keepers: on every node of a run, an actor owns the memory into which workers copy their state.
 
-The memory is anonymous and the keeper's own (a memfd, which workers on its node open through /proc): it goes with the
-keeper, whatever ends that. A keeper ends when its run has, and a minute after the run's driver has died.
+A keeper outlives the workers, so the next group can read the copies of dead workers, on this node and on others. The
+memory is an anonymous memfd of the keeper, which workers on its node open through /proc, so it is freed however the
+keeper dies. A keeper exits when its run ends, or a minute after the run's driver has died.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from raytf.checkpoint.slot_ledger import Generation, HeldShare, SlotAnswer, Slot
 from raytf.errors import CheckpointError
 
 _NAMESPACE = "raytf"
-#: How long keepers wait for another driver of their run, and how often they check whether there is one.
+#: Seconds that a keeper waits for a new driver after its run's driver has died, and seconds between two checks.
 ALONE_SECONDS, _LOOK_SECONDS = 60.0, 2.0
-#: Snapshots in memory leave at least so much of the node's memory to others, bytes.
+#: Bytes of the node's memory that snapshots leave to other processes.
 _LEAVE_BYTES = 1 << 30
-#: A node that is asked what it holds has this many seconds; the second number where its raylet answers meanwhile.
+#: Seconds to wait for a keeper's answer, and additional seconds if it is late but its node's raylet answers.
 SURVEY_SECONDS, _BUSY_SECONDS = 3.0, 20.0
 _READ_SECONDS = 600.0
 
 
 class Keeper:
-    """Owns memory on one node, see the module's text; it outlives its run's driver for `alone_seconds`."""
+    """Owns memory on one node; see the module. It lives up to `alone_seconds` longer than its run's driver."""
 
     def __init__(self, alone_seconds: float = ALONE_SECONDS):
         self._alone_seconds = alone_seconds
         self._lock = threading.Lock()
         self._ledger = SlotLedger()
-        #: Number of a slot -> file descriptor; a descriptor that was closed may come again.
+        #: Number of a slot -> file descriptor. Slots have numbers because closed descriptors are reused.
         self._slots: dict[int, int] = {}
         self._monitor: ActorHandle | None = None
         self._seen_at = time.monotonic()
@@ -56,7 +56,7 @@ class Keeper:
         """Return memory for two snapshots of one rank's share of the state: see `SlotLedger`.
 
         Args:
-            request: one that is made again, as its answer did not come in time, gets the same memory.
+            request: the request. If it is repeated because its answer was late, it gets the same memory.
             monitor: an actor that lives as long as the run's driver.
         """
         with self._lock:
@@ -72,7 +72,8 @@ class Keeper:
             return replace(answer, paths=tuple(map(self._path, answer.slots)))
 
     def tidy(self, attempt: str) -> bool:
-        """Drop what earlier attempts left, once this one has a whole snapshot; whether nothing is left to drop."""
+        """Drop the snapshots of earlier attempts that are no longer needed. Return whether `attempt` has none left to
+        drop."""
         with self._lock:
             self._close(self._ledger.tidy(self._held()))
             return self._ledger.is_tidy(attempt)
@@ -82,7 +83,7 @@ class Keeper:
             return list(self._held().values())
 
     def newest(self, attempt: str) -> int | None:
-        """Return the newest step whose whole state it holds for an attempt. A question shows that the run continues."""
+        """Return the newest step whose whole state is held for an attempt. A call shows that the run continues."""
         with self._lock:
             if self._ledger.is_current(attempt):
                 self._seen_at = time.monotonic()
@@ -98,7 +99,7 @@ class Keeper:
             return np.array(np.frombuffer(memory, np.uint8, 0 if share is None else share.bytes))
 
     def do(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function here: this process runs already, where a task's would have to start first."""
+        """Call a function in this process, which already runs, while a task's process would have to start first."""
         return function(*arguments)
 
     def _held(self) -> dict[int, HeldShare]:
@@ -128,7 +129,7 @@ class Keeper:
                     if monitor is self._monitor:
                         self._ledger.desert()
             except ray.exceptions.RayError:
-                pass  # out of reach for the moment
+                pass  # temporarily unreachable
         os._exit(0)
 
 
@@ -138,7 +139,7 @@ def _mapped(fd: int) -> Any:
 
 
 def keeper(run_uri: str) -> Any:
-    """Return the handle of this node's keeper for a run; starts it where there is none. Does not wait for it."""
+    """Return the handle of this node's keeper for a run. If there is none, start it without waiting for it."""
     node = ray.get_runtime_context().get_node_id()
     return (
         ray.remote(Keeper)
@@ -150,7 +151,7 @@ def keeper(run_uri: str) -> Any:
             num_cpus=0,
             max_concurrency=4,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            # With the environment of the worker that asks for it, it would take that worker's warm process.
+            # With the environment of the requesting worker, the keeper would use up that worker's warm process.
             runtime_env={"env_vars": {worker_process.HOOK: ""}},
         )
         .remote()
@@ -168,18 +169,18 @@ def keeper_on(run_uri: str, node: str) -> Any:
 def survey(
     run_uri: str, seconds: float = SURVEY_SECONDS, is_enough: Callable[[dict[str, list[HeldShare]]], bool] | None = None
 ) -> dict[str, list[HeldShare]]:
-    """Return the shares of a run that the nodes of the cluster hold, by node, without nodes that do not answer in time.
+    """Return the shares of a run that the nodes of the cluster hold, by node, without nodes that answer too late.
 
     Args:
-        seconds: for all to answer.
-        is_enough: whether what has been answered by then makes it needless to wait for nodes that are busy.
+        seconds: how long to wait for all answers.
+        is_enough: returns whether the answers so far suffice, without those of busy nodes.
     """
     asked = {keeper.held.remote(): node for node, keeper in _keepers(run_uri).items()}
     if not asked:
         return {}
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
     if late and not (is_enough and is_enough(_answers(done, asked))):
-        # A node that is busy holds as much as any other; one that is frozen is not waited for.
+        # Wait longer for busy nodes, which hold as much as others, but not for frozen ones.
         silent = {asked[answer] for answer in late}
         heard = raylets.ask(node for node in ray.nodes() if node["NodeID"] in silent and node["Alive"])
         busy = [answer for answer in late if heard.get(asked[answer]) is NodeReply.LIVES]
@@ -190,19 +191,19 @@ def survey(
 def _answers(done: Collection[Any], asked: Mapping[Any, str]) -> dict[str, list[HeldShare]]:
     held: dict[str, list[HeldShare]] = {}
     for answer in done:
-        with contextlib.suppress(ray.exceptions.RayError):  # it has just died
+        with contextlib.suppress(ray.exceptions.RayError):  # the keeper has just died
             held[asked[answer]] = ray.get(answer)
     return held
 
 
 def load(run_uri: str, generation: Generation) -> Checkpoint:
-    """Return a snapshot from this node's memory, or through the network from another's, verified.
+    """Return a verified snapshot from this node's memory, or over the network from another node's.
 
     Raises:
-        CheckpointError: no holder gives it whole.
+        CheckpointError: it cannot be read completely from any holder.
     """
     here = ray.get_runtime_context().get_node_id()
-    problem = "nobody holds it"
+    problem = "no node holds it"
     for node in sorted(generation.holders, key=lambda n: n != here):
         try:
             return _read(run_uri, generation, node, node == here)
@@ -212,7 +213,7 @@ def load(run_uri: str, generation: Generation) -> Checkpoint:
 
 
 def dismiss(run_uri: str) -> None:
-    """End all keepers of a run."""
+    """Kill all keepers of a run."""
     for actor in _keepers(run_uri).values():
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(actor)
@@ -233,7 +234,7 @@ def _read(run_uri: str, generation: Generation, node: str, is_here: bool) -> Che
             memory = ray.get(actor.read.remote(held.path), timeout=_READ_SECONDS).data
         share, own, live, slow = snapshot_slot.parse(memory)
         if (share.step, share.attempt, share.share) != (held.step, held.attempt, held.share):
-            raise CheckpointError(f"the snapshot of step {generation.step} was written over")
+            raise CheckpointError(f"the snapshot of step {generation.step} was overwritten")
         if tensors and live.get("weights_hash") != document.get("weights_hash"):
             raise CheckpointError(f"the ranks did not agree on the weights of step {generation.step}")
         tensors.update(own)
@@ -259,6 +260,6 @@ def _keepers(run_uri: str) -> dict[str, Any]:
     prefix, keepers = _prefix(run_uri), {}
     for entry in ray.util.list_named_actors(all_namespaces=True):
         if entry["namespace"] == _NAMESPACE and entry["name"].startswith(prefix):
-            with contextlib.suppress(ValueError):  # gone in the meantime
+            with contextlib.suppress(ValueError):  # it has died since it was listed
                 keepers[entry["name"].removeprefix(prefix)] = ray.get_actor(entry["name"], namespace=_NAMESPACE)
     return keepers

@@ -102,7 +102,7 @@ class Replicas:
         where, since = " and ".join(places), "the start" if self.agreed is None else f"step {self.agreed}"
         is_mended = verdict.donor is not None and not self._is_exact
         if verdict.donor is None:
-            text = f"the weights of {where} differ at step {self.compared_step}, and nobody can say which are right"
+            text = f"the weights of {where} differ at step {self.compared_step}, and no majority shows which are right"
         else:
             others = self._group.world_size - len(verdict.apart)
             text = (
@@ -118,14 +118,14 @@ class Replicas:
             self._event("replicas", text=text, **fields)
         if not is_mended or verdict.donor is None:
             known = [] if verdict.donor is None else list(verdict.apart)
-            raise ReplicaError(f"{text}; the run goes back to where all agreed", known, self._group.rank)
+            raise ReplicaError(f"{text}; the run goes back to the last agreed step", known, self._group.rank)
         self._send(verdict.donor, self._group.rank in verdict.apart)
         self._drifts += 1
         if self._drifts & (self._drifts - 1) == 0:  # a drifting device drifts again and again, so warn ever less often
             again = "" if self._drifts == 1 else f"; {self._drifts} times so far"
             self._say(
-                f"WARNING: {text}: it was given their state at step {step}. Updates since {since} used its gradients"
-                f"{again}. With --exact, the run goes back instead."
+                f"WARNING: {text}. They were replaced by the majority's at step {step}. Updates since {since} used "
+                f"their gradients{again}. With --exact, the run goes back instead."
             )
         return True
 

@@ -1,4 +1,4 @@
-"""The state from which a new group continues: the newest one that every rank can read, in memory or on storage."""
+"""Finds the state from which a new group continues: the newest that every rank can read, in memory or on storage."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Restorer:
     """Finds and reads the state from which a group continues. All ranks must make the same calls.
 
     Args:
-        memory: of the run's nodes.
-        durable: storage, which learns what was restored, and what is damaged.
-        group: of ranks.
-        say: reports what is skipped.
-        void: states that are not valid; those on storage are deleted.
+        memory: the memory tier, which reads the copies on the run's nodes.
+        durable: the durable tier, which is told which checkpoint was restored and which are damaged.
+        group: the group of all ranks.
+        say: reports skipped checkpoints and snapshots.
+        void: states that are no longer valid; those on storage are deleted.
 
     Attributes:
         damaged: checkpoints on storage that could not be restored.
-        known_step: of the newest checkpoint on storage, as the driver or storage reported; None if neither did.
+        known_step: step of the newest checkpoint on storage that the driver or storage reported; None if neither did.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Restorer:
         self._group = group
         self._say = say
         self._plan = RestorePlan(())
-        #: Checkpoints on storage; None where it was not asked, or refused.
+        #: Checkpoints on storage; None if storage was not asked, or failed.
         self._names: list[str] | None = None
-        #: The first candidate, as it is being read.
+        #: The read of the first candidate.
         self._ahead: Future[Checkpoint] | None = None
         self.damaged: list[str] = []
         self.known_step: int | None = None
@@ -68,8 +68,8 @@ class Restorer:
         """List the candidates, and read the newest state in the background.
 
         Args:
-            known_step: of the newest checkpoint on storage, where the driver knows it.
-            is_saving: whether a later one may be on storage by now.
+            known_step: the step of the newest checkpoint on storage, if the driver knows it.
+            is_saving: whether a later checkpoint may be on storage by now.
         """
         self.known_step = known_step
         self._plan = RestorePlan.of(self._shared(self._copies), known_step, is_saving)
@@ -85,7 +85,7 @@ class Restorer:
             check: raises if a checkpoint belongs to a run with other settings.
 
         Raises:
-            CheckpointError: there are checkpoints, and none can be restored.
+            CheckpointError: there are checkpoints, but none can be restored.
         """
         checkpoint = self._first_that_loads(check)
         if checkpoint is None and self._names is None:
@@ -113,7 +113,7 @@ class Restorer:
             self._plan = self._plan.listed(self._names)
 
     def _stored(self) -> list[str] | None:
-        """Return the checkpoints on storage, and delete invalid ones; None if storage refuses and is not needed."""
+        """Return the checkpoints on storage, and delete invalid ones; None if storage fails and is not needed."""
         try:
             names = self._durable.candidates()
             invalid = self._void.among(names)
@@ -136,7 +136,7 @@ class Restorer:
             ahead, self._ahead = self._ahead, None
             try:
                 checkpoint = self._load(candidate) if ahead is None else ahead.result()
-            except CheckpointError as error:  # not an outage of storage: that must not make a run begin again
+            except CheckpointError as error:  # not StorageError: an outage must not make a run start over
                 problem = str(error)
             own = (checkpoint.document.weights_hash or 0) if checkpoint is not None and checkpoint.is_in_memory else 0
             sums = self._group.sum(np.append(np.float32(checkpoint is not None), step_agreement.bits_of(own)))
@@ -155,20 +155,20 @@ class Restorer:
         return None
 
     def _shared(self, ask: Callable[[], _T]) -> _T:
-        """Return on all ranks what `ask` returns on rank 0."""
+        """Return, on all ranks, the result of `ask` on rank 0."""
         answer: _T = pickle.loads(self._group.share(pickle.dumps(ask() if self._group.rank == 0 else None)))
         return answer
 
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """The candidates to try. Lists go in, and candidates come out; `Restorer` asks nodes and storage, and reads.
+    """The candidates to try, chosen from lists. `Restorer` queries nodes and storage, and reads the candidates.
 
     Attributes:
-        candidates: best first.
-        later: copies in memory that are tried only after storage was asked: it is known to have a later step.
-        asks_storage: whether storage has to be asked what it has.
-        can_wait: whether the candidates are used without its answer if storage refuses.
+        candidates: the candidates, best first.
+        later: copies in memory to try only after storage was asked, because storage has, or may have, a later step.
+        asks_storage: whether storage has to be asked for its checkpoints.
+        can_wait: whether the candidates are used without storage's answer if storage fails.
     """
 
     candidates: tuple[Candidate, ...]
@@ -178,20 +178,20 @@ class RestorePlan:
 
     @classmethod
     def of(cls, copies: Collection[Generation], known_step: int | None, is_saving: bool) -> RestorePlan:
-        """Return the plan before storage was asked.
+        """Return the plan before storage is asked.
 
         Args:
-            copies: in memory, best first.
-            known_step: step of the newest checkpoint that the driver knows to be on storage; None if it knows nothing.
-            is_saving: whether a later one may have been committed without the driver having heard that it is complete.
+            copies: copies in memory, best first.
+            known_step: the step of the newest checkpoint that the driver knows to be on storage; None if it knows none.
+            is_saving: whether a later checkpoint may be complete without a report to the driver.
         """
         newer = () if known_step is None else tuple(copy for copy in copies if copy.step >= known_step)
         later = tuple(copy for copy in copies if copy not in newer)
         return cls(newer, later, asks_storage=not newer or is_saving, can_wait=bool(newer))
 
     def listed(self, names: Collection[str]) -> RestorePlan:
-        """Return the plan for the complete checkpoints on storage: the latest step first; of equal steps the one in
-        memory."""
+        """Return the plan with the complete checkpoints on storage.
+        The latest step is first and, of equal steps, the copy in memory."""
         copies = [c for c in (*self.candidates, *self.later) if isinstance(c, Generation)]
         both: list[tuple[int, int, Candidate]] = [(copy.step, 1, copy) for copy in copies]
         both += [(split_name(name)[0], 0, name) for name in restore_order(names)]
@@ -199,5 +199,5 @@ class RestorePlan:
         return RestorePlan(tuple(candidate for _, _, candidate in best_first))
 
     def failed(self) -> RestorePlan:
-        """Return the plan after none of the candidates could be read, if storage was not asked."""
+        """Return the plan for when no candidate could be read and storage was not asked."""
         return RestorePlan((), self.later, asks_storage=True)

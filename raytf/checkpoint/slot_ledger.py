@@ -1,9 +1,9 @@
 """Decisions about memory: which copies of the state belong together, which ranks own slots, when a rank copies.
 
-Requests go in, and answers and the slots to free come out; nothing here knows Ray, files or time. The ranks write into
-their slots directly, so that a slot is known to be full only by its header. Of one worker group each rank of the node
-has two slots. Names of attempts sort by the drivers' terms, then by number: only the latest attempt that has asked may
-reserve, which also keeps out the workers of a driver that has lost the run.
+The inputs are requests, and the outputs are answers and the slots to free. Nothing here uses Ray, files or time. Ranks
+write into their slots directly, so only a slot's header shows that it is full. Each rank of a worker group has two
+slots on its node. Names of attempts sort by the drivers' terms, then by number. Only the latest attempt that has
+requested memory may reserve it, which also excludes workers of a driver that has lost the run.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-#: Slots of a rank.
+#: Number of slots of a rank.
 SLOTS = 2
-#: Share of the run time that copies in memory may cost, if the user sets no cadence.
+#: The fraction of the run time that copies in memory may cost if the user sets no cadence.
 SNAPSHOT_SHARE = 0.008
-#: Steps between two copies as long as their cost is not known.
+#: Steps between two copies while their cost is not known.
 SNAPSHOT_STEPS = 10
 
 
@@ -26,9 +26,9 @@ class MemoryShare:
 
     Attributes:
         step: global steps that the state has seen.
-        attempt: name of the start of the worker group that wrote it.
-        share, shares: which part of how many the ranks of its node wrote.
-        bytes: that it takes.
+        attempt: the name of the attempt that wrote it.
+        share, shares: the index of this share, and the number of shares on its node.
+        bytes: the size of the share.
     """
 
     step: int
@@ -40,7 +40,7 @@ class MemoryShare:
 
 @dataclass(frozen=True)
 class HeldShare(MemoryShare):
-    """A share that a node holds, and the path under which processes of that node find it."""
+    """A share that a node holds, and its path for processes on that node."""
 
     path: str = ""
 
@@ -58,13 +58,13 @@ def generations(answers: Mapping[str, Collection[HeldShare]], attempts: Collecti
     """Return snapshots in memory that can be restored, best first: the latest step, then the latest attempt.
 
     Args:
-        answers: what each node holds.
-        attempts: those of this run, where it is known; what others wrote is of a run that was deleted.
+        answers: the shares that each node holds.
+        attempts: this run's attempts, if they are known. Shares of other attempts belong to a run that was deleted.
     """
     whole: dict[tuple[int, str], dict[str, list[HeldShare]]] = {}
     for node, held in answers.items():
         for key in {(h.step, h.attempt) for h in held}:
-            shares = {h.share: h for h in held if (h.step, h.attempt) == key}  # both slots of a rank may hold one
+            shares = {h.share: h for h in held if (h.step, h.attempt) == key}  # both slots of a rank may hold this step
             own = sorted(shares.values(), key=lambda h: h.share)
             if [h.share for h in own] == list(range(own[0].shares)) and (attempts is None or key[1] in attempts):
                 whole.setdefault(key, {})[node] = own
@@ -72,10 +72,10 @@ def generations(answers: Mapping[str, Collection[HeldShare]], attempts: Collecti
 
 
 def is_latest(answers: Mapping[str, Collection[HeldShare]], attempts: Collection[str]) -> bool:
-    """Return whether some nodes hold a whole copy of the latest attempt, so that waiting for others is needless.
+    """Return whether a node holds a whole copy of the latest attempt, so that nobody has to wait for other nodes.
 
-    All nodes of an attempt copy after the same steps, so another one can have one copy more at most, of a few steps.
-    Names of attempts sort by their numbers.
+    All nodes of an attempt copy after the same steps, so another node is at most one copy, a few steps, ahead. Names of
+    attempts sort by their numbers.
     """
     return any(g.attempt == max(attempts) for g in generations(answers, attempts))
 
@@ -85,11 +85,11 @@ class SlotRequest:
     """A rank's request for memory.
 
     Attributes:
-        attempt: name of this start of the worker group.
-        share: index of the rank among those of its node.
-        serial: number of the request among those of this rank; the same if it is made again because no answer came.
-        bytes: about how large a copy is.
-        driver: id of the rank's driver.
+        attempt: the name of this start of the worker group.
+        share: the index of the rank among the ranks of its node.
+        serial: the number of this rank's request; the same if the request is repeated because no answer arrived.
+        bytes: the approximate size of a copy.
+        driver: the id of the rank's driver.
     """
 
     attempt: str
@@ -104,10 +104,10 @@ class SlotAnswer:
     """The answer to a request.
 
     Attributes:
-        slots: numbers of the slots; empty if there are none.
-        reason: why there are none.
-        is_final: whether asking again is in vain.
-        paths: of the slots on the node, which the keeper adds.
+        slots: the numbers of the slots; empty if there are none.
+        reason: why there are no slots.
+        is_final: whether repeating the request is useless.
+        paths: the slots' paths on the node, which the keeper adds.
     """
 
     slots: tuple[int, ...] = ()
@@ -117,51 +117,51 @@ class SlotAnswer:
 
 
 class SlotLedger:
-    """The slots of one keeper. No number is ever given to another slot.
+    """The slots of one keeper. No number is ever used for another slot.
 
     Attributes:
-        attempt: the latest one that has asked for memory; empty before the first.
+        attempt: the latest attempt that has requested memory; empty before the first.
     """
 
     def __init__(self) -> None:
         self.attempt = ""
-        #: Bytes promised for each slot, which are not taken before they are written.
+        #: Bytes promised for each slot. They are allocated only when they are written.
         self._slots: dict[int, int] = {}
-        #: Share -> the serial of its latest request, and its slots; of the latest attempt.
+        #: Share -> the serial of its latest request in the latest attempt, and its slots.
         self._grants: dict[int, tuple[int, tuple[int, ...]]] = {}
-        #: Driver of that attempt, and whether it is dead.
+        #: The driver of the latest attempt, and whether it is dead.
         self._driver, self._is_deserted = "", False
         self._next = 0
 
     def is_current(self, attempt: str) -> bool:
-        """Return whether no later attempt than this one has asked for memory."""
+        """Return whether no later attempt than this one has requested memory."""
         return attempt >= self.attempt
 
     def may_reserve(self, request: SlotRequest) -> bool:
-        """Return whether a request is not too late.
+        """Return whether a request is not too late: its attempt is the latest, or the latest attempt's driver is dead.
 
-        A run that was deleted and made again begins with the first attempt. So once the driver of the latest attempt is
-        dead, the workers of another driver may have any name.
+        A run that was deleted and created again starts with the first attempt. So once the driver of the latest attempt
+        is dead, the attempts of another driver may have any name.
         """
         return self.is_current(request.attempt) or (self._is_deserted and request.driver != self._driver)
 
     def known(self, request: SlotRequest) -> SlotAnswer | None:
-        """Return the answer to a request that is made again or comes too late; None for a new one."""
+        """Return the answer to a request that is repeated or too late; None for a new request."""
         if not self.may_reserve(request):
             return SlotAnswer(reason="other workers continue the run", is_final=True)
         serial, slots = self._grants.get(request.share, (0, ()))
         if request.attempt != self.attempt or request.serial > serial:
             return None
         if request.serial < serial:
-            return SlotAnswer(reason="this rank has asked for other memory since", is_final=True)
+            return SlotAnswer(reason="this rank has requested other memory since", is_final=True)
         return SlotAnswer(slots) if slots else None
 
     def make_room(self, request: SlotRequest, held: Mapping[int, HeldShare]) -> list[int]:
-        """Take a new request, and return the slots to free for it: what earlier attempts left, but for the newest copy.
+        """Accept a new request, and return the slots of earlier attempts to free for it, except the newest copy's.
 
         Args:
-            request: the new one.
-            held: what is in each slot that is full.
+            request: the new request.
+            held: the share in each full slot.
         """
         if request.attempt != self.attempt:
             self.attempt, self._driver, self._is_deserted, self._grants = request.attempt, request.driver, False, {}
@@ -169,12 +169,12 @@ class SlotLedger:
         return self._free(self._newest(held))
 
     def grant(self, request: SlotRequest, free_bytes: int, written: Mapping[int, int]) -> SlotAnswer:
-        """Give a request its slots if the memory is large enough.
+        """Grant a request its slots if the node has enough free memory.
 
         Args:
-            request: that `make_room` has taken.
-            free_bytes: of the node, now.
-            written: bytes that each slot takes of them.
+            request: a request that `make_room` has accepted.
+            free_bytes: the free memory of the node.
+            written: the bytes that are already written, and so allocated, in each slot.
         """
         owed = sum(max(0, promised - written.get(number, 0)) for number, promised in self._slots.items())
         if SLOTS * request.bytes > free_bytes - owed:
@@ -187,11 +187,11 @@ class SlotLedger:
         return SlotAnswer(slots)
 
     def tidy(self, held: Mapping[int, HeldShare]) -> list[int]:
-        """Return the slots to free: what earlier attempts left, but for their newest copy as long as it is needed."""
+        """Return the slots of earlier attempts to free: all, except their newest copy while it is needed."""
         return self._free(self._newest(held))
 
     def is_tidy(self, attempt: str) -> bool:
-        """Return whether an attempt has nothing to tidy: earlier ones left nothing, or another continues the run."""
+        """Return whether no slots of earlier attempts are left, or another attempt continues the run."""
         return attempt != self.attempt or self._slots.keys() <= self._granted()
 
     def desert(self) -> None:
@@ -201,9 +201,9 @@ class SlotLedger:
         return {number for _, slots in self._grants.values() for number in slots}
 
     def _newest(self, held: Mapping[int, HeldShare]) -> set[int]:
-        """Return the slots of the newest whole copy: of the latest attempt, and only without one of an earlier one.
+        """Return the slots of the newest whole copy of the latest attempt or, if it has none, of an earlier one.
 
-        A copy of workers that were replaced may become complete late, with a later step.
+        Replaced workers may complete a copy late, and its step may be later than those of the latest attempt.
         """
         whole = generations({"": held.values()}, None)
         newest = max(whole, key=lambda g: (g.attempt == self.attempt, g.attempt, g.step), default=None)
@@ -221,9 +221,9 @@ def snapshot_every(asked: int | None, copy_seconds: float, step_seconds: float) 
     """Return the number of steps between two copies in memory; 0 for no copies.
 
     Args:
-        asked: by the user; None chooses it so that copying takes at most SNAPSHOT_SHARE of the time.
-        copy_seconds: for which one copy stops training; 0 if not known yet.
-        step_seconds: of one step; likewise.
+        asked: the number that the user set; None to limit copying to SNAPSHOT_SHARE of the time.
+        copy_seconds: how long one copy stops training; 0 if it is not known yet.
+        step_seconds: how long one step takes; 0 if it is not known yet.
     """
     if asked is not None:
         return asked
@@ -237,8 +237,8 @@ class CopyTurns:
 
     Attributes:
         copied: step of this rank's newest copy; None if there is none.
-        asked: step of the newest copy that was requested, also on a rank without memory.
-        is_settled: whether the ranks have agreed to commit or to drop this copy.
+        asked: step of the newest requested copy, even on a rank without memory.
+        is_settled: whether the ranks have agreed to commit or to drop that copy.
     """
 
     def __init__(self) -> None:
@@ -251,9 +251,8 @@ class CopyTurns:
     def is_pending(self, step: int) -> bool:
         """Return whether the newest copy is of another step, and the ranks have not agreed on it yet.
 
-        If so, a copy of `step` has to wait. Otherwise a rank could drop its older copy while another rank's newer copy
-        is not complete, and no step would have copies of all ranks. A copy of the same step only replaces the newest
-        one.
+        If so, a copy of `step` has to wait. Otherwise a rank could drop its older copy before another rank's newer copy
+        is complete, and no step would have copies of all ranks. A copy of the same step only replaces the newest one.
         """
         return not self.is_settled and self.asked != step
 
@@ -262,7 +261,7 @@ class CopyTurns:
 
     def take(self, step: int) -> int:
         """Return the slot, 0 or 1, into which to copy the state after a step. A second copy of the same step overwrites
-        the first one, so that the copy of the earlier step is kept until the new one is complete on all ranks."""
+        the first, so that the copy of the earlier step is kept until the new one is complete on all ranks."""
         if step != self.copied or self._is_aborted:
             slot, self._next = self._next, 1 - self._next
         else:
@@ -271,8 +270,7 @@ class CopyTurns:
         return slot
 
     def commit(self) -> None:
-        """Record that the newest copy is complete on all ranks. The copy before it is kept until the next one is
-        made."""
+        """Record that the newest copy is complete on all ranks. The previous copy is kept until the next one."""
         self.is_settled = True
 
     def abort(self) -> None:

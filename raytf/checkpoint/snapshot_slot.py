@@ -1,13 +1,13 @@
-"""The memory tier's bytes: one rank's share of a snapshot in a piece of memory that outlives the rank.
+"""The byte format of the memory tier: one rank's share of a snapshot, in shared memory that outlives the rank.
 
     header    magic, step, share, shares, end of the data and of the text, checksum of the data, CRC-32 of the text and
               of the header itself
     data      the tensors, each at a multiple of 64 bytes
-    text      three lines of JSON: what changes with each snapshot, where each tensor is, what seldom changes
+    text      three lines of JSON: values of this snapshot, the place of each tensor, values that seldom change
 
-The header is wiped first and written last, so a process that is killed while it writes leaves nothing that looks
-whole. Two slots take turns: the other one still holds the snapshot before. Training waits for the copy alone: the
-checksum, and with it the header, may come from another thread while the next steps are made.
+The header is wiped first and written last, so a process that is killed while it writes never leaves a slot that
+looks complete. Two slots alternate: the other one still holds the previous snapshot. Training waits only for the copy.
+Another thread may compute the checksum and write the header during the next steps.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _HEADER_CRC = struct.Struct("<I")
 _MAGIC = b"raytf s1"
 _ALIGN = 64
 _DATA = -(-(_HEADER.size + _HEADER_CRC.size) // _ALIGN) * _ALIGN
-#: So that a text that grows needs no other mapping each time.
+#: Spare room, so that a growing text does not need a new mapping each time.
 _SPARE_BYTES = 1 << 20
 
 
 class Slot:
-    """A file in memory into which one rank writes its share, again and again.
+    """A file in memory that one rank overwrites with its share of each new snapshot.
 
     Args:
-        path: of the file, which exists; it grows as it has to.
+        path: an existing file; it grows when needed.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: str):
@@ -58,11 +58,11 @@ class Slot:
         return size
 
     def copy(self, share: MemoryShare, tensors: Mapping[str, Tensor], live: dict[str, Any], slow: bytes) -> int:
-        """Copy what the slot is to hold, which then holds nothing until `seal`; the bytes that it takes.
+        """Copy a share into the slot and return its size in bytes. The slot counts as empty until `seal`.
 
         Args:
-            share: all but its `bytes` is taken.
-            tensors: any dtype that numpy or ml_dtypes names; those of a device are fetched one at a time.
+            share: describes the copy; its `bytes` is ignored.
+            tensors: any dtype that numpy or ml_dtypes names; tensors on a device are fetched one by one.
             live: JSON values.
             slow: a line of JSON, already encoded.
         """
@@ -84,7 +84,7 @@ class Slot:
         return end + len(text)
 
     def seal(self) -> None:
-        """Have what was copied count: add it up, and write the header."""
+        """Make the last copy valid: compute its checksum, and write the header."""
         memory, copied, self._copied = self._memory, self._copied, None
         assert memory is not None
         assert copied is not None
@@ -107,7 +107,7 @@ class Slot:
 
 
 def head(memory: Any) -> MemoryShare | None:
-    """Return what a slot, in any buffer, holds by its header and text alone; None if it holds nothing whole."""
+    """Return the share in a slot's buffer, by its header and text alone; None if no share in it is complete."""
     if len(memory) < _DATA:
         return None
     magic, step, share, shares, data_end, text_end, _, crc = _HEADER.unpack_from(memory, 0)
@@ -122,14 +122,14 @@ def head(memory: Any) -> MemoryShare | None:
 
 
 def parse(memory: Any) -> tuple[MemoryShare, dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
-    """Return a slot's share, tensors (copies), live and slow values, verified.
+    """Return a slot's share, tensors (copies), live values and slow values, after verifying its checksum.
 
     Raises:
-        CheckpointError: it holds nothing whole, or was damaged.
+        CheckpointError: the slot holds no complete share, or its data is damaged.
     """
     share = head(memory)
     if share is None:
-        raise CheckpointError("a snapshot in memory is not whole.")
+        raise CheckpointError("the snapshot in memory is incomplete.")
     _, step, _, _, data_end, text_end, checksum, _ = _HEADER.unpack_from(memory, 0)
     lines = bytes(memory[data_end:text_end]).split(b"\n", 2)
     live, index, slow = (json.loads(line) if line else {} for line in lines)
@@ -148,6 +148,6 @@ def _view(memory: Any, dtype: np.dtype, shape: Any, begin: int) -> np.ndarray:
 
 
 def _checksum(memory: Any, end: int) -> int:
-    # A sum of words costs a twentieth of a CRC-32, and this is paid every few steps. It sees what can happen to memory
-    # that nobody writes: bytes that are missing, torn or flipped; two changes that cancel out it does not see.
+    # A sum of words costs a twentieth of a CRC-32, and runs every few steps. It detects the damage that idle memory can
+    # suffer: missing, torn or flipped bytes. It does not detect two changes that cancel each other out.
     return int(np.add.reduce(np.frombuffer(memory, np.uint64, (end - _DATA) // 8, _DATA), dtype=np.uint64))

@@ -1,4 +1,4 @@
-"""Rows of the log of steps: what a run notes of each, and what memory keeps of it until storage has it."""
+"""Rows of the step log: what a run records of each step, kept in memory until they are in storage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-#: Of the numbers.
+#: The columns of `StepRows.numbers`.
 COLUMNS = ("step", "epoch", "loss", "learning_rate", "gradient_norm")
 
 
@@ -16,9 +16,9 @@ class StepRows:
     """Consecutive steps, in order.
 
     Attributes:
-        numbers: [n, 5] float64, see `COLUMNS`; steps count from 1; NaN for a norm that is not known.
-        digests: [n, B] uint8, see `raytf.distributed.step_digest`; all 0 where a step has none.
-        weights: the hash of the weights after some of the steps.
+        numbers: [n, 5] float64, see `COLUMNS`; steps count from 1; an unknown norm is NaN.
+        digests: [n, B] uint8, see `raytf.distributed.step_digest`; all 0 for a step without a digest.
+        weights: step -> hash of the weights after it, for some of the steps.
     """
 
     numbers: np.ndarray = field(default_factory=lambda: np.empty((0, len(COLUMNS))))
@@ -30,7 +30,7 @@ class StepRows:
 
     @classmethod
     def joined(cls, chunks: Sequence[StepRows]) -> StepRows:
-        """Return chunks joined in their order; digests of another version are padded with zeros."""
+        """Return the chunks joined in order, with the shorter digests of another version padded with zeros."""
         if not chunks:
             return cls()
         width = max(chunk.digests.shape[1] for chunk in chunks)
@@ -49,7 +49,7 @@ class StepRows:
         return self.after(int(self.numbers[begin - 1, 0]))
 
     def weighed(self, step: int, value: int) -> StepRows:
-        """Return the same rows, with the hash of the weights after a step."""
+        """Return these rows with the hash of the weights after `step` added."""
         return replace(self, weights={**self.weights, step: value})
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -58,7 +58,7 @@ class StepRows:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> StepRows:
-        """Return the rows that `arrays` has written, perhaps in an earlier version."""
+        """Return the rows from the result of `arrays`, of this version or an earlier one."""
         known = arrays["numbers"]
         numbers = np.pad(known, ((0, 0), (0, len(COLUMNS) - known.shape[1])), constant_values=np.nan)
         digests = arrays.get("digests", np.empty((len(numbers), 0), np.uint8))

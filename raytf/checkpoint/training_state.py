@@ -1,4 +1,4 @@
-"""The part of a checkpoint beside its tensors: the progress of the run, and what rank 0 alone knows."""
+"""The contents of a checkpoint besides its tensors: the run's progress, and values that only rank 0 has."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class TrainingState:
     """The progress of a run, which is the same on every rank.
 
     Attributes:
-        step: global steps done.
-        train_seconds: in calls of the training step.
-        imbalance_seconds: that a worker waited, on average, because shards did not divide evenly.
+        step: number of global steps done.
+        train_seconds: time spent in calls of the training step.
+        imbalance_seconds: average time that a worker waited because shards did not divide evenly.
         history: logs of each epoch, with its `epoch` and the `step` after it.
-        stopped_early: a callback has stopped the run.
-        durable_step: of the newest checkpoint on storage; None where there is none.
-        chain: of all steps, see `raytf.distributed.step_digest.chained`.
-        best: the metric of `--keep-best` and the best of its values at a checkpoint on storage; None for none yet.
+        stopped_early: whether a callback stopped the run.
+        durable_step: step of the newest checkpoint in storage; None if there is none.
+        chain: digest chain over all steps, see `raytf.distributed.step_digest.chained`.
+        best: the metric of `--keep-best` and its best value at a checkpoint in storage; None before the first.
     """
 
     step: int = 0
@@ -38,8 +38,10 @@ class TrainingState:
 
     @classmethod
     def of(cls, chosen: Checkpoint | None, known_step: int | None = None) -> TrainingState:
-        """Return the state of a checkpoint in memory or on storage; of a new run for None. The driver may know the step
-        of the newest checkpoint on storage."""
+        """Return the state of a checkpoint, or of a new run for None.
+
+        `known_step` is the step of the newest checkpoint in storage, if the driver knows it.
+        """
         if chosen is None:
             return cls()
         document = chosen.document
@@ -73,12 +75,12 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Extras:
-    """Values that rank 0 alone knows and that do not follow from the step.
+    """Values that only rank 0 has, and that do not follow from the step.
 
     Attributes:
         callbacks: state of the user's callbacks, JSON values.
-        arrays: of callbacks, by the names that they have in a checkpoint.
-        files: of callbacks, packed, where they are small.
+        arrays: arrays of callbacks, by their names in a checkpoint.
+        files: files of callbacks, packed, if they are small.
     """
 
     callbacks: dict[str, Any] = field(default_factory=dict)
@@ -90,5 +92,5 @@ class Extras:
 
     @classmethod
     def unpack(cls, data: bytes) -> Extras:
-        """Return the extras that `pack` has written, in this version or an earlier one."""
+        """Return the extras from the result of `pack`, of this version or an earlier one."""
         return cls(*pickle.loads(data))

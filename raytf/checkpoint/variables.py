@@ -21,14 +21,15 @@ from raytf.errors import CheckpointError
 
 
 def variables(model: keras.Model) -> dict[str, keras.Variable]:
-    """Return name -> variable, in one order for a given model."""
+    """Return name -> variable, always in the same order for a given model."""
     own, metrics = own_of(model), model.metrics_variables
     program = {f"{PROGRAM_PREFIX}{i:05d}/{v.name}": v for i, v in enumerate(program_of(model))}
     return _named(model, model.optimizer.variables, own, metrics) | program
 
 
 def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> dict[str, keras.Variable]:
-    """Return what `variables` returns but metrics, for a model that is not compiled; the optimizer's only if given."""
+    """Return name -> variable for a model that is not compiled, without metrics. With an optimizer, also return the
+    optimizer's variables and the variables that `own_of` returns."""
     if optimizer is None:
         return _named(model, [], [], [])
     return _named(model, optimizer.variables, own_of(model), [])
@@ -36,7 +37,8 @@ def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = N
 
 @contextlib.contextmanager
 def unchanged(changing: Sequence[keras.Variable]) -> Iterator[list[tf.Variable]]:
-    """Yield TensorFlow's own variables of Keras's, and restore their values at the end; until then they exist twice."""
+    """Yield the TensorFlow variables inside Keras variables, and restore their values at exit. Until then, memory holds
+    a copy of the values."""
     inner = [variable.value for variable in changing]
     before = [tf.identity(each) for each in inner]
     try:
@@ -46,12 +48,12 @@ def unchanged(changing: Sequence[keras.Variable]) -> Iterator[list[tf.Variable]]
             variable.assign(value)
 
 
-#: Other variables of a model with a custom `train_step`: an attribute of the model, see `keep`.
+#: The attribute of a model that holds the other variables of its custom `train_step`: see `keep`.
 _OWN = "_raytf_own"
 
 
 def keep(model: keras.Model, own: Sequence[keras.Variable]) -> None:
-    """Have variables be of a model's state that are neither weights nor of its optimizer or the metrics it names."""
+    """Add variables to a model's state that belong neither to its weights nor to its optimizer or named metrics."""
     vars(model)[_OWN] = list(own)
 
 
@@ -60,14 +62,14 @@ def own_of(model: keras.Model) -> list[keras.Variable]:
     return vars(model).get(_OWN, [])
 
 
-#: The variables of the program that the training step reads, as a model's attribute: see `keep_program`.
+#: The attribute of a model that holds the program's variables that the training step reads: see `keep_program`.
 _PROGRAM = "_raytf_program"
 #: The prefix of their names in a state.
 PROGRAM_PREFIX = "program/"
 
 
 def keep_program(model: keras.Model, variables: Sequence[Any]) -> None:
-    """Have variables of the program be part of the state: see `raytf.training.model.program_variables`."""
+    """Add variables of the program to a model's state: see `raytf.training.model.program_variables`."""
     vars(model)[_PROGRAM] = list(variables)
 
 
@@ -87,7 +89,7 @@ def _named(model: keras.Model, optimizer: list[Any], own: list[Any], metrics: li
     ):
         taken = {id(v) for v in named.values()}
         new = [v for v in candidates if id(v) not in taken]
-        # Not the path: it holds layer names that count up with every model made in a process.
+        # Paths differ between processes: their layer names count up with every model that a process makes.
         named.update({f"{part}/{i:05d}/{v.name}": v for i, v in enumerate(new)})
     return named
 
@@ -98,7 +100,7 @@ def sizes(named: Mapping[str, keras.Variable]) -> dict[str, int]:
 
 
 def size_of(named: Mapping[str, keras.Variable]) -> int:
-    """Return the bytes of all variables."""
+    """Return the size of all variables in bytes."""
     return sum(_bytes(v.value) for v in named.values())
 
 
@@ -109,12 +111,12 @@ def is_on_host(named: Mapping[str, keras.Variable]) -> bool:
 
 @dataclass(frozen=True)
 class TensorValues:
-    """The values of some tensors as they are now.
+    """The current values of some tensors.
 
     Attributes:
         tensors: by name.
-        is_held: later steps do not change them; else they have to be taken before the next step begins.
-        is_here: all are in the host's memory.
+        is_held: whether later steps leave the values unchanged; else copy them before the next step starts.
+        is_here: whether all are in the host's memory.
     """
 
     tensors: Mapping[str, Tensor]
@@ -123,7 +125,7 @@ class TensorValues:
 
 
 class TensorSource(Protocol):
-    """The source of the values of a state's tensors, which have `nbytes` in all."""
+    """A source of the values of a state's tensors, `nbytes` in total."""
 
     @property
     def nbytes(self) -> int: ...
@@ -131,22 +133,22 @@ class TensorSource(Protocol):
     def now(self) -> TensorValues: ...
 
 
-#: A source of the tensors with some names.
+#: Makes a source of the tensors with these names.
 MakeSource = Callable[[Sequence[str]], TensorSource]
 
 
 class Variables:
     """The values of variables.
 
-    On a CPU they are the variables' own buffers. On another device they stay there until they are fetched, one by one:
-    beside training where the device has memory for them twice, for an update of a variable whose values somebody
-    holds goes to new memory (TensorFlow's copy on write); else the next step has to wait.
+    On a CPU, the values are the variables' own buffers. On another device, they stay there until they are fetched, one
+    by one. If the device has memory for a second copy, training continues during the fetch: while the old values of a
+    variable are held, TensorFlow writes an update to new memory (copy on write). Otherwise the next step has to wait.
 
     Args:
         named: variables.
-        names: of those that are asked for.
-        may_hold: whether a device has memory for values of this many bytes beside those of the variables.
-        is_here: whether a tensor or a variable is in the host's memory; injected by tests, which have no GPU.
+        names: names of the requested variables.
+        may_hold: returns whether a device has memory for this many bytes besides the variables themselves.
+        is_here: returns whether a tensor or a variable is in the host's memory; injected by tests, which have no GPU.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class Variables:
         self._variables = {name: named[name].value for name in names}
         self._far = {name for name, variable in self._variables.items() if not is_here(variable)}
         variables = list(self._variables.values())
-        # One call for all: reading one by one takes longer than copying them. What is read does not change any more.
+        # One call reads all: reading one by one takes longer than copying. Later steps do not change values once read.
         self._read = tf.function(lambda: [v.read_value() for v in variables], autograph=False)
 
     @property
@@ -177,7 +179,7 @@ class Variables:
     def _held(self, held: dict[str, Any], name: str) -> Tensor:
         if name not in self._far:
             return np.asarray(held[name])
-        # Once it is fetched, the device's memory is free again.
+        # `pop` frees the device's memory as soon as the value is fetched.
         return _remote(held[name], lambda: np.asarray(held.pop(name)))
 
     def _live(self, name: str) -> Tensor:
@@ -200,15 +202,15 @@ def _remote(value: Any, fetch: Callable[[], np.ndarray]) -> DeviceTensor:
 
 
 class Copies:
-    """Copies of values that later steps do not change, in memory that is used again.
+    """Copies of values that later steps do not change, in memory that is reused.
 
-    New memory is slow: the system clears each page of it when it is first written.
+    New memory is slow: the system clears each page at its first write.
 
     Args:
-        source: of the values.
+        source: provides the values.
 
     Attributes:
-        filling: ends when the copies that were taken last are whole.
+        filling: done when the copies that `take` returned last are complete.
     """
 
     def __init__(self, source: TensorSource):
@@ -219,7 +221,7 @@ class Copies:
         self.filling.set_result(None)
 
     def take(self) -> dict[str, np.ndarray]:
-        """Return the present values, by name; they are there once `filling` has ended."""
+        """Return copies of the current values by name; they are complete once `filling` is done."""
         into, self._spare = self._spare, {}
         values = self._source.now()
         for name, value in values.tensors.items():
@@ -237,19 +239,19 @@ class Copies:
         return targets
 
     def give_back(self, tensors: dict[str, np.ndarray]) -> None:
-        """Take back copies that nobody uses any more. Other tensors among them are left alone."""
+        """Take back copies that the caller no longer needs. The next `take` reuses them if the set is complete."""
         if all(name in tensors for name in self._names):
             self._spare = {name: tensors[name] for name in self._names}
 
 
 class Changes:
-    """Finds out which of some variables the code between `begin` and `end` changes.
+    """Detects which variables the code between `begin` and `end` changes.
 
-    On a CPU, values that are read share the variable's memory, and a variable whose value somebody holds is written to
-    new memory. So a comparison of addresses tells that a variable has not changed, and only the others are compared.
+    On a CPU, a value that was read shares the variable's memory, and an update of a variable whose value is held goes
+    to new memory. So a variable with an equal address has not changed; only other variables are compared by value.
 
     Args:
-        of: returns the variables, the same ones with each call.
+        of: returns the variables, the same ones on each call.
     """
 
     def __init__(self, of: Callable[[], Sequence[keras.Variable]]):
@@ -261,7 +263,7 @@ class Changes:
         self._before = self._values()
 
     def end(self) -> list[int]:
-        """Return the places of the variables that have changed since `begin`, and hold the values no longer."""
+        """Return the positions of the variables that changed since `begin`, and release the held values."""
         before, self._before = self._before, []
         now = self._values()
         return [place for place, pair in enumerate(zip(before, now, strict=True)) if not _are_same(*pair)]
@@ -282,23 +284,23 @@ def restore(named: dict[str, keras.Variable], tensors: dict[str, np.ndarray]) ->
     """Assign a checkpoint's tensors to a model's variables.
 
     Raises:
-        CheckpointError: names or shapes differ; nothing is assigned then.
+        CheckpointError: names or shapes differ; no variable has changed then.
     """
     missing, extra = sorted(set(named) - set(tensors)), sorted(set(tensors) - set(named))
     wrong = [n for n in set(named) & set(tensors) if tuple(named[n].shape) != tensors[n].shape]
     if missing or extra or wrong:
         parts = [
             f"{what} {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-            for what, names in (("it lacks", missing), ("it has in addition", extra), ("of another shape is", wrong))
+            for what, names in (("it lacks", missing), ("it also has", extra), ("it has another shape of", wrong))
             if names
         ]
-        raise CheckpointError(f"the checkpoint is of another model: {'; '.join(parts)}.")
+        raise CheckpointError(f"the checkpoint belongs to another model: {'; '.join(parts)}.")
     for name, variable in named.items():
         variable.assign(tensors[name])
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
-    """Return the state of every random generator that the model can draw from, Keras's global one included."""
+    """Return the state of every random generator that the model can draw from, including Keras's global one."""
     own = [v for v in model.variables if v.path.endswith("seed_generator_state")]
     everywhere = _keras.global_seed_state()
     return [*own, everywhere]
@@ -307,8 +309,8 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 def weights_sha256(model: keras.Model) -> str:
     """Return the SHA-256 of all of `model.weights` in their order.
 
-    Of each it takes dtype and shape as text (`float32 (3, 4)` and a line feed), then the values, little-endian, in C
-    order. Names do not count, nor do the states of random generators.
+    For each weight, it hashes dtype and shape as text (`float32 (3, 4)` and a line feed), then the values in
+    little-endian C order. It does not include names or the states of random generators.
     """
     digest = hashlib.sha256()
     for variable in model.weights:

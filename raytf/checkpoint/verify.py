@@ -1,7 +1,7 @@
 """Inspection of a run's checkpoints without restoring any: which are whole, damaged or unfinished.
 
-`inspect` compares files with what the manifest says of them, by size; `verify` reads every byte as well. Neither
-changes anything, and both may run beside a live run, whose retention deletes while they read.
+`inspect` compares the sizes of the files with the manifest; `verify` also reads every byte. Neither changes anything.
+Both may work on a live run, whose retention deletes checkpoints while they read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raytf.checkpoint.manifest import FOLDER, CheckpointDocument
 from raytf.errors import CheckpointError, RunMismatchError, StorageError
 from raytf.storage.storage import Storage
 
-#: Shares that are read at the same time; each is in memory whole.
+#: Shares that are read concurrently; each is in memory as a whole.
 _READERS = 2
 
 
@@ -26,8 +26,8 @@ class Worth(enum.Enum):
 
     WHOLE = "whole"
     DAMAGED = "damaged"
-    NEWER = "newer"  # written by a newer raytf, which alone can tell
-    UNFINISHED = "unfinished"  # no manifest: under way, or left by a save that was cut off
+    NEWER = "newer"  # written by a newer raytf; only that version can check it
+    UNFINISHED = "unfinished"  # no manifest: in progress, or left by an interrupted save
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class CheckpointFinding:
 
     Attributes:
         name: its folder.
-        step: global steps that it has seen, by its name.
-        bytes: of all its files.
-        problems: what is damaged; empty where nothing is.
-        document: of its manifest; empty where that cannot be read.
+        step: number of global steps done, from its name.
+        bytes: total size of its files.
+        problems: descriptions of the damage; empty if there is none.
+        document: the document in its manifest; empty if it cannot be read.
     """
 
     name: str
@@ -51,7 +51,7 @@ class CheckpointFinding:
 
 
 def inspect(run: Storage) -> list[CheckpointFinding]:
-    """Return all checkpoints, the one to restore first at the top; damage shows as missing files and wrong sizes."""
+    """Return findings on all checkpoints in restore order; only missing files and wrong sizes count as damage."""
     folders: dict[str, dict[str, int]] = {}
     for file in run.files(FOLDER, skipped=[]):
         name, _, inner = file.name.partition("/")
@@ -65,7 +65,7 @@ def verify(run: Storage) -> list[CheckpointFinding]:
     """Inspect all checkpoints as `inspect` does, and read and decode every byte of every share.
 
     Raises:
-        StorageError: storage refuses.
+        StorageError: storage refuses a request.
     """
     verified = []
     for seen in inspect(run):
@@ -78,14 +78,14 @@ def verify(run: Storage) -> list[CheckpointFinding]:
 
 
 def restorable(findings: list[CheckpointFinding]) -> CheckpointFinding | None:
-    """Return the checkpoint that a resume restores; None if there is none."""
+    """Return the checkpoint that a resume would restore; None if there is none."""
     whole = {finding.name: finding for finding in findings if finding.state is Worth.WHOLE}
     order = naming.restore_order(whole)
     return whole[order[0]] if order else None
 
 
 def _inspect(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFinding | None:
-    """Return the finding about a checkpoint by the sizes of its files; None if it is being deleted."""
+    """Return the finding on a checkpoint from the sizes of its files; None if it is being deleted."""
     step, total = naming.split_name(name)[0], sum(sizes.values())
     if manifest.FILE not in sizes:
         return CheckpointFinding(name, step, Worth.UNFINISHED, total, ())
@@ -112,10 +112,10 @@ def _inspect(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFin
 
 
 def _read(run: Storage, seen: CheckpointFinding) -> CheckpointFinding | None:
-    """Return the finding about a checkpoint by every byte of it; None if it is being deleted."""
+    """Return the finding on a checkpoint after reading every byte; None if it is being deleted."""
     try:
         shares = manifest.read(run, seen.name)["shares"]
-    except CheckpointError as error:  # damaged in this moment
+    except CheckpointError as error:  # damaged since `inspect` read it
         return CheckpointFinding(seen.name, seen.step, Worth.DAMAGED, seen.bytes, (str(error),), seen.document)
     except StorageError as error:
         if error.kind == "missing":
@@ -131,7 +131,7 @@ def _read(run: Storage, seen: CheckpointFinding) -> CheckpointFinding | None:
             if error.kind != "denied":
                 raise
             return f"{share['file']} cannot be read: access is denied"
-        return None if names == share["names"] else f"{share['file']} holds other tensors than the manifest says"
+        return None if names == share["names"] else f"{share['file']} holds other tensors than the manifest lists"
 
     with ThreadPoolExecutor(_READERS) as pool:
         problems = tuple(p for p in pool.map(check, shares) if p is not None)

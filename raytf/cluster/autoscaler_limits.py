@@ -1,6 +1,6 @@
-"""The size to which the autoscaler on this machine may grow its cluster, from the autoscaler's configuration.
+"""Finds how far the autoscaler on this machine may grow its cluster, from the autoscaler's configuration.
 
-Ray Train could read this from Ray, but neither of Ray's autoscalers writes it there.
+Ray Train could read this limit from Ray, but neither of Ray's autoscalers stores it there.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import yaml
 
 from raytf.storage import untrusted_yaml
 
-#: Part of the command line of either autoscaler's process.
+#: Ends of the script's path in the command line of Ray's two autoscalers.
 _MONITORS = ("autoscaler/_private/monitor.py", "autoscaler/v2/monitor.py")
 _CONFIG, _GCS = "--autoscaling-config=", "--gcs-address="
 
 
 class Growth(enum.Enum):
-    """Whether a cluster grows by itself."""
+    """A cluster's growth, if no limits are known."""
 
     NO = "no"
-    UNKNOWN = "unknown"  # if it has an autoscaler, that runs elsewhere, as KubeRay's does
+    UNKNOWN = "unknown"  # an autoscaler may run elsewhere, like KubeRay's
 
 
 def find(port: int, command_lines: Iterable[list[str]] | None = None) -> Growth | dict[str, float]:
-    """Return the most of each resource that an autoscaler may add to the cluster whose GCS listens on a port, by the
-    command lines of processes, by default those of this machine."""
+    """Return the most of each resource that an autoscaler may add to the cluster whose GCS listens on `port`, from
+    the command lines of processes (by default of this machine)."""
     for words in _command_lines() if command_lines is None else command_lines:
         if not any(word.endswith(_MONITORS) for word in words):
             continue
@@ -47,9 +47,9 @@ def find(port: int, command_lines: Iterable[list[str]] | None = None) -> Growth 
 
 
 def most(config: Mapping[str, Any]) -> Growth | dict[str, float]:
-    """Return the most of each resource that all workers of a cluster's configuration may have together.
+    """Return the most of each resource that all worker nodes of a cluster's configuration may have together.
 
-    UNKNOWN if it does not say what a machine has, as for existing hosts.
+    Return UNKNOWN if the configuration does not list the resources of a machine, as for existing hosts.
     """
     head, limit = config.get("head_node_type"), int(config.get("max_workers", 2))
     counts: dict[str, list[tuple[float, int]]] = {}

@@ -1,4 +1,4 @@
-"""Connects to Ray: to the cluster of RAY_ADDRESS (with a token), or to a Ray that is started on this machine."""
+"""Connects to Ray: to the cluster at RAY_ADDRESS (with a token), or to a new Ray on this machine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _FIX = f"Run `export RAY_AUTH_MODE=token`, and put {_THERE}."
 
 
 def check_address(address: str, seconds: float = 5.0) -> None:
-    """Refuse a Ray that does not answer; Ray's own client tries for more than a minute.
+    """Refuse an address at which no Ray answers; Ray's own client would try for more than a minute.
 
     Raises:
-        ClusterError: nothing listens there.
+        ClusterError: nothing listens at the address.
     """
     host, colon, port = address.rpartition(":")
     if "://" in address or not colon or not (port.isascii() and port.isdecimal()):
@@ -42,7 +42,7 @@ def check_address(address: str, seconds: float = 5.0) -> None:
 
 
 def is_connected() -> bool:
-    """Return whether there is a Ray to use, so that none is started on this machine."""
+    """Return whether there is a Ray to use, so that no new one is started on this machine."""
     return ray.is_initialized() or bool(os.environ.get("RAY_ADDRESS"))
 
 
@@ -51,9 +51,9 @@ class Connection:
     """This process's connection to Ray.
 
     Attributes:
-        own: the Ray that was started for it, if it was.
-        is_shared: other code in this process connected, and disconnects.
-        node: Ray's view of the node through which it connects.
+        own: the Ray that this process started, or None.
+        is_shared: whether other code in this process has connected, and will disconnect.
+        node: Ray's object for the node that this process is connected through.
     """
 
     own: OwnRay | None
@@ -61,37 +61,36 @@ class Connection:
     node: Any = None
 
     def is_current(self) -> bool:
-        """Return whether this is still the connection: a program may disconnect, and connect to another Ray."""
+        """Return whether this is still the connection: the program may have connected to another Ray."""
         return ray.is_initialized() and worker_process.this_node() is self.node
 
     def watched(self) -> contextlib.AbstractContextManager[Any]:
-        """End the process with exit code 75 and one line if Ray is lost while the `with` statement lasts."""
+        """Exit the process with code 75 and one line if Ray is lost while the `with` statement lasts."""
         if self.is_shared:
             return contextlib.nullcontext()
         return RayWatch(self.own.signs() if self.own else local_ray.signs_of_cluster())
 
 
-#: Whether this process has started the Ray to which it is connected.
+#: Whether this process has started the Ray that it is connected to.
 _is_own = False
 
 
 def is_own() -> bool:
-    """Return whether this process has started the Ray to which it is connected for itself, so that nobody else
-    uses it."""
+    """Return whether this process has started the Ray that it is connected to, so that nobody else uses it."""
     return _is_own
 
 
 @contextlib.contextmanager
 def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
-    """Connect to Ray inside the `with` statement. Disconnect at its end if this call has connected.
+    """Connect to Ray for a `with` statement, and disconnect at its end unless other code had connected.
 
     Args:
-        cpus: returns how many are needed, if Ray is started here: a machine may run more processes than it has cores,
-            more slowly.
-        verbose: show Ray's messages, and keep the logs of a Ray that is started here, as after an error.
+        cpus: returns the number of CPUs to declare at least if Ray is started here: a machine may run more processes
+            than it has cores, only more slowly.
+        verbose: show Ray's messages, and keep the logs of a Ray that is started here even without an error.
 
     Raises:
-        ClusterError: Ray does not answer, or does not let this user in.
+        ClusterError: Ray does not answer, or rejects this user.
     """
     global _is_own
     if ray.is_initialized():
@@ -107,7 +106,7 @@ def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
         chatter |= {
             "address": "local",
             "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus())),
-            # It would start a dozen processes, for a page that has nothing about a run of Ray Train.
+            # The dashboard would start a dozen processes, and shows nothing about a run of Ray Train.
             "include_dashboard": False,
             "_system_config": worker_process.SYSTEM_CONFIG,
         }
@@ -123,7 +122,7 @@ def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
             own.forget_logs()
     finally:
         _is_own = False
-        if connection.node is None or connection.is_current():  # another one is the program's
+        if connection.node is None or connection.is_current():  # the program opened any other connection itself
             ray.shutdown()
         if own:
             own.over()
@@ -131,16 +130,16 @@ def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
 
 @contextlib.contextmanager
 def ray_for(cpus: Callable[[], float], verbose: bool) -> Iterator[bool]:
-    """Connect as `reached` does, and watch Ray until the end. Yields whether a Ray was started here."""
+    """Connect as `reached` does, watch Ray until the end, and yield whether a Ray was started here."""
     with reached(cpus, verbose) as connection, connection.watched():
         yield connection.own is not None
 
 
 def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> None:
-    """Connect to Ray, or start it. A signal that arrives meanwhile is raised afterwards.
+    """Connect to Ray, or start it. A signal that arrives in the meantime takes effect afterwards.
 
     Raises:
-        ClusterError: it failed.
+        ClusterError: Ray cannot be reached or started.
     """
     silent = contextlib.nullcontext() if chatter["log_to_driver"] else _process.no_stderr()
     starting = own.starting() if own else local_ray.reaching(address or "")
@@ -150,7 +149,7 @@ def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> N
             ray.init(**chatter)
             if not chatter["log_to_driver"]:
                 (worker_process.show_no_errors if own else worker_process.show_no_deaths)()
-    except Exception as error:  # Ray raises a plain Exception on a machine that is too slow
+    except Exception as error:  # on a machine that is too slow, Ray raises a plain Exception
         where = (
             f"cannot connect to Ray at RAY_ADDRESS={address}" if address else "Ray cannot be started on this machine"
         )
@@ -158,16 +157,16 @@ def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> N
 
 
 def needs_token(address: str, mode: str | None, token: str, is_let_in: Callable[[str], bool | None]) -> bool:
-    """Return whether to connect with the user's token although the environment does not ask for it.
+    """Return whether to connect with the user's token although the environment does not say so.
 
     Args:
-        address: of the cluster, for people.
+        address: address of the cluster, for messages.
         mode: RAY_AUTH_MODE; None if it is not set.
-        token: the user's token; empty for none.
-        is_let_in: asks with a token, or with none; see `worker_process.is_let_in`.
+        token: the user's token; empty if there is none.
+        is_let_in: checks access with a token (empty for none); see `worker_process.is_let_in`.
 
     Raises:
-        ClusterError: the cluster needs a token, or another one.
+        ClusterError: the cluster needs a token, or another one than the user's.
     """
     is_on = (mode or "").lower() == "token"
     if is_let_in(token if is_on else "") is not False:
@@ -184,10 +183,10 @@ def needs_token(address: str, mode: str | None, token: str, is_let_in: Callable[
 
 
 def let_in(address: str) -> None:
-    """Use the token of this user if a Ray needs one and RAY_AUTH_MODE is not set.
+    """Use this user's token if the Ray at an address needs one and RAY_AUTH_MODE is not set.
 
     Args:
-        address: as `ray.init` takes it.
+        address: an address for `ray.init`.
 
     Raises:
         ClusterError: see `needs_token`.

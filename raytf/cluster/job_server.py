@@ -17,20 +17,20 @@ from raytf.cluster.resubmission import JobSighting
 from raytf.errors import ClusterError, DamagedFileError, one_line
 from raytf.storage import untrusted_json
 
-#: Limits of most requests, of reading a job's whole log, and of an upload, whose answer may take minutes.
+#: Limits of most requests, of reading a job's whole log, and of uploads, whose answers may take minutes.
 _LIMITS = jobs.RequestLimits(5.0, 30.0, 30.0, 32 << 20)
 _LOG_LIMITS = jobs.RequestLimits(5.0, 30.0, 300.0, 256 << 20)
 _UPLOAD_LIMITS = jobs.RequestLimits(5.0, 300.0, 1800.0, 1 << 20)
-#: Metadata of the jobs that raytf submits: their names, and whose they are.
+#: Keys in the metadata of jobs that raytf submits: the name of the job, and its origin.
 MARK, ORIGIN = "raytf", "raytf_origin"
 _ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
-#: Seconds between two tries to read a job's log.
+#: Seconds between two attempts to read a job's log.
 _AGAIN_SECONDS = 1.0
 _TEXT = untrusted_json.optional(untrusted_json.text)
 
 
 def _code(value: Any) -> str | None:
-    """Check that a value is an exit code, which is negative for a signal. Return what is wrong with it, or None."""
+    """Return what is wrong with an exit code (negative for a signal), or None if it is valid."""
     return None if type(value) is int and abs(value) < 2**31 else "is not an exit code"
 
 
@@ -51,7 +51,7 @@ _ACTORS = untrusted_json.record({"data": untrusted_json.record({"result": _ACTOR
 
 
 class AwayError(Exception):
-    """The head does not answer, or cannot do anything yet."""
+    """Raised if the head does not answer, or is not ready yet."""
 
 
 def _limits(method: str, path: str) -> jobs.RequestLimits:
@@ -65,13 +65,13 @@ class JobServer:
         address: http://HOST:PORT.
 
     Raises:
-        AwayError: from each method, where it does not answer.
-        ClusterError: likewise, where it refuses; says why.
+        AwayError: from each method, if the server does not answer.
+        ClusterError: from each method, if the server refuses the request; the message says why.
     """
 
     def __init__(self, address: str):
         self.address = address
-        # These would take precedence over the address.
+        # In Ray's client, these variables take precedence over the address.
         for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
             os.environ.pop(name, None)
         for module in ("job.sdk", "dashboard_sdk"):
@@ -79,7 +79,7 @@ class JobServer:
         self._client = self._ask(lambda: jobs.TimedClient(address, _limits))
 
     def submit(self, name: str, command: str, runtime_env: dict[str, Any], metadata: dict[str, str]) -> None:
-        """Submit a job; once, also where this is called again since the first answer was lost."""
+        """Submit a job. A repeated call, such as after a lost answer, does not submit it again."""
         try:
             self._ask(
                 lambda: self._client.submit_job(
@@ -94,13 +94,13 @@ class JobServer:
         sight = self._details(name)
         if sight.status in (None, *_ENDED) or not self._is_watcher_dead(name):
             return sight
-        # It may have ended between the two questions; its last word comes before its watcher's end.
+        # The job may have ended between the two requests: its status is final before its watcher exits.
         sight = self._details(name)
         is_dead = sight.status is not None and sight.status not in _ENDED
         return JobSighting(sight.status, sight.code, sight.error, is_dead, sight.text)
 
     def running(self, command: str, origin: str) -> str | None:
-        """Return the name of an unfinished job that raytf submitted from there with this command, if there is one."""
+        """Return the name of an unfinished job that raytf submitted with this command and origin, or None."""
         for job in sorted(self._get("/api/jobs/", _JOBS), key=lambda job: job.get("start_time") or 0, reverse=True):
             is_ours = (job.get("metadata") or {}).get(ORIGIN) == origin and job.get("entrypoint") == command
             name = job.get("submission_id")
@@ -112,11 +112,11 @@ class JobServer:
         return str(self._get(f"/api/jobs/{name}/logs", _LOG).get("logs") or "")
 
     def stop(self, name: str) -> None:
-        """Have a job stopped: SIGTERM, and SIGKILL some seconds later."""
+        """Stop a job with SIGTERM, and with SIGKILL some seconds later."""
         self._ask(lambda: self._client.stop_job(name))
 
     def follow(self, name: str, show: Callable[[str], None]) -> Follower:
-        """Show a job's log from now on, in a thread."""
+        """Start a thread that shows a job's log."""
         return Follower(lambda: self._client.tail_job_logs(name), show)
 
     def _details(self, name: str) -> JobSighting:
@@ -128,7 +128,7 @@ class JobServer:
         )
 
     def _is_watcher_dead(self, name: str) -> bool:
-        # After a restart of the head Ray reads its jobs' status from its store, and checks none of them. It knows the
+        # After a restart of the head, Ray reads the status of jobs from its store without checking it, but knows the
         # state of the actor that started the command.
         actor = jobs.actor_name(name)
         query = f"filter_keys=name&filter_predicates=%3D&filter_values={actor}"
@@ -136,7 +136,7 @@ class JobServer:
         return {actor["state"] for actor in actors} == {"DEAD"}
 
     def _get(self, path: str, shape: untrusted_json.Shape, missing: str | None = None) -> Any:
-        """Return the JSON of a shape at a path, or None if the server answers 404 with the text `missing`."""
+        """Return a path's JSON, checked against a shape, or None if the server answers 404 with the text `missing`."""
         answer = self._ask(lambda: self._client.get(path))
         if answer.status_code == 404 and missing is not None and missing in answer.text:
             return None
@@ -144,7 +144,7 @@ class JobServer:
             raise AwayError(f"{path}: {answer.status_code} {one_line(answer.text[:1000], 200)}")
         try:
             return untrusted_json.parse(answer.content, path, shape)
-        except DamagedFileError:  # of a proxy before it, as a rule
+        except DamagedFileError:  # usually from a proxy in front of the server
             raise AwayError(f"{path}: not the answer of a job server: {one_line(answer.text[:1000], 100)}") from None
 
     def _ask(self, call: Callable[[], Any]) -> Any:
@@ -158,21 +158,21 @@ class JobServer:
             raise AwayError("no connection") from None
         except (requests.RequestException, ValueError) as error:
             raise AwayError(one_line(error, 200)) from None
-        except (KeyError, TypeError, AttributeError, RecursionError):  # Ray's client takes any JSON for what it expects
+        except (KeyError, TypeError, AttributeError, RecursionError):  # Ray's client does not check the JSON
             raise AwayError("not the answer of a job server") from None
         except RuntimeError as error:
             text = one_line(error)
-            if "status code 4" in text:  # 5.. comes while the head gets ready
-                raise ClusterError(f"the job server at {self.address} refuses: {text[-400:]}") from None
+            if "status code 4" in text:  # the head answers 5xx until it is ready
+                raise ClusterError(f"the job server at {self.address} refused the request: {text[-400:]}") from None
             raise AwayError(text[-200:]) from None
 
 
 class Follower:
-    """Shows what a job prints; reconnects if the connection breaks, and shows nothing twice.
+    """Shows the output of a job. Reconnects if the connection breaks, without showing anything twice.
 
     Args:
-        tail: yields the log from its beginning, part by part.
-        show: takes the parts.
+        tail: yields the log from its beginning, in parts.
+        show: called with each new part.
     """
 
     def __init__(self, tail: Callable[[], Any], show: Callable[[str], None]):
@@ -183,13 +183,13 @@ class Follower:
         self.renew()
 
     def renew(self) -> None:
-        """Connect again: the connection may be one to a machine that has vanished."""
+        """Reconnect, because the connection may lead to a machine that no longer exists."""
         with self._lock:
             self._round += 1
         threading.Thread(target=self._run, args=(self._round,), daemon=True, name="raytf-log").start()
 
     def finish(self, log: str) -> None:
-        """Show what is missing of the whole log, and end."""
+        """Show the part of the whole log that was not shown yet, and stop."""
         with self._lock:
             self._round += 1
             self._put(log[self._shown :])
@@ -211,7 +211,7 @@ class Follower:
                             return
                         self._put(part[max(0, self._shown - seen) :])
                     seen += len(part)
-            except Exception:  # whatever the server sent: the next connection may do better
+            except Exception:  # whatever the server sent, the next connection may succeed
                 pass
             await asyncio.sleep(_AGAIN_SECONDS)
 
@@ -222,10 +222,10 @@ class Follower:
 
 
 def reach(address: str) -> JobServer:
-    """Return the job server at an address, which has to answer now.
+    """Return the job server at an address, which must answer now.
 
     Raises:
-        ClusterError: nothing answers there, or it wants another token.
+        ClusterError: nothing answers there, or the server requires another token.
     """
     try:
         return JobServer(address)

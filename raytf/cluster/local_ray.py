@@ -1,4 +1,4 @@
-"""A Ray that a driver starts for itself: nobody outside reaches it, and nothing of it outlives the driver."""
+"""A Ray that a driver starts for itself: other machines cannot reach it, and it does not outlive the driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raytf.cluster import ray_watch, scratch
 from raytf.cluster.orphaned_processes import MARK, OrphanGuard
 
 _NICENESS = "RAY_worker_niceness"
-#: Characters of a folder for temporary files in which sockets still have a path that the system takes.
+#: The longest path of a temporary folder in which the paths of sockets do not exceed the system's limit.
 _LONGEST_FOLDER = 60
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
@@ -34,14 +34,14 @@ class OwnRay:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Have a Ray that starts in this `with` statement listen on the loopback only, and mark its processes."""
+        """Make a Ray that starts in this `with` statement listen only on the loopback, and mark its processes."""
         keep_token_private()
         with contextlib.suppress(OSError):
             self._guard = OrphanGuard(self._mark)
         variables = {MARK: self._mark}
         # A process that sets its title would overwrite its environment, and the mark.
         variables["SPT_NOENV"] = "1"
-        # Ray starts workers with a niceness of 15: beside other programs a restart, which is mostly imports, would get
+        # Ray starts workers with a niceness of 15: next to other programs, a restart, which mostly imports, would get
         # almost no CPU.
         variables[_NICENESS] = os.environ.get(_NICENESS, "0")
         variables |= self._own_folder()
@@ -67,7 +67,7 @@ class OwnRay:
             self._guard.remove(str(self._session / scratch.FOLDER))
 
     def forget_logs(self) -> None:
-        """Have the guard remove the folder of this session, Ray's logs included, because all has gone well."""
+        """Make the guard remove the folder of this session with Ray's logs, because there was no error."""
         if self._guard is not None and self._session is not None:
             self._guard.remove(str(self._session))
 
@@ -86,7 +86,7 @@ class OwnRay:
 
 @contextlib.contextmanager
 def reaching(address: str) -> Iterator[None]:
-    """Let `ray.init` find the Ray at HOST:PORT, also another driver's own, for a `with` statement."""
+    """Let `ray.init` find the Ray at HOST:PORT, even one that another driver started, for a `with` statement."""
     host, _, port = address.rpartition(":")
     is_private = host in _LOOPBACK and port.isdigit() and not _answers(ray.util.get_node_ip_address(), int(port))
     with _loopback() if is_private and _answers(host.strip("[]"), int(port)) else contextlib.nullcontext():
@@ -108,15 +108,15 @@ def _loopback() -> Iterator[None]:
 
 
 def signs_of_cluster() -> list[ray_watch.Sign]:
-    """Return the watchers of the processes without which the cluster cannot be used from here.
+    """Return watchers of the cluster's processes that this driver needs.
 
-    A raylet of this machine that has died takes the driver with it. A GCS that keeps its state may come back.
+    If this machine's raylet dies, so does the driver. A GCS that keeps its state may be restarted.
     """
     node = worker_process.this_node()
-    if node is None:  # a Ray Client, whose driver is watched by Ray's own server
+    if node is None:  # a Ray Client, whose driver Ray's own server watches
         return []
     signs: list[ray_watch.Sign] = []
-    # With the whole word: if one machine has several nodes, the name of one may be a prefix of another.
+    # Compare the whole word: with several nodes on a machine, the name of one may be a prefix of another.
     socket_name = f"--raylet_socket_name={node.raylet_socket_name}"
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] == "raylet" and socket_name in (process.info["cmdline"] or ()):
@@ -127,7 +127,7 @@ def signs_of_cluster() -> list[ray_watch.Sign]:
 
 
 def keep_token_private() -> None:
-    """Make the token of this machine's Ray readable only for its user; Ray makes it readable for all."""
+    """Make this user's token file readable only for the user; Ray would make it readable for everybody."""
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return
     path = _token_path()
@@ -141,8 +141,10 @@ def keep_token_private() -> None:
 
 
 def token() -> str:
-    """Return the token that Ray would use for this user; empty for none. Ray's own reader breaks actors of a process
-    that calls it before Ray is connected."""
+    """Return the token that Ray would use for this user; empty if there is none.
+
+    Ray's own reader would break the actors of a process that calls it before it has connected.
+    """
     own = os.environ.get("RAY_AUTH_TOKEN", "").strip()
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return own or _token_path().read_text().strip()
@@ -154,7 +156,7 @@ def _token_path() -> Path:
 
 
 def _create(path: Path) -> None:
-    """Write a new token atomically, since other processes may do so at the same time."""
+    """Write a new token atomically: other processes may write one at the same time."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:

@@ -1,7 +1,7 @@
-"""Kills what is left of a Ray when the driver that started it is gone, even after `kill -9`.
+"""Kills the remaining processes of a Ray when the driver that started it has exited, even after `kill -9`.
 
-It runs as a program of its own, which needs Python's own library only. It kills only processes that carry the mark of
-this one Ray in their environment, even if they were stopped by a signal.
+This module runs as a separate program, which needs only Python's standard library. It kills only processes with the
+mark of this one Ray in their environment, even if a signal has stopped them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 
-#: Environment variable of each process of a Ray that a driver has started.
+#: Environment variable that marks each process of a Ray that a driver has started.
 MARK = "RAYTF_OWN_RAY"
-#: Seconds between two checks of the driver; for processes to exit by themselves; and to kill all of them.
+#: Seconds between two checks of the driver; for processes to exit by themselves; for killing all of them.
 _POLL_SECONDS, _GRACE_SECONDS, _END_SECONDS = 0.5, 3.0, 60.0
 _PR_SET_PDEATHSIG = 1
 
@@ -27,10 +27,10 @@ class OrphanGuard:
     """The driver's handle of this program.
 
     Args:
-        mark: of the processes.
+        mark: the mark of the processes.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the program cannot be started.
     """
 
     def __init__(self, mark: str):
@@ -39,24 +39,24 @@ class OrphanGuard:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C of a terminal is for the driver
+            start_new_session=True,  # Ctrl-C at the terminal must reach only the driver
             cwd="/",
             text=True,
         )
 
     def remove(self, folder: str) -> None:
-        """Remove this folder too when the processes are gone."""
+        """Also remove this folder after the processes have exited."""
         self._write(f"+{folder}\n")
 
     def over(self) -> None:
-        """Note that Ray was asked to stop: processes that do not exit within seconds are killed."""
+        """Report that Ray is stopping: processes that do not exit within seconds are killed."""
         self._write(".\n")
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
 
     def _write(self, text: str) -> None:
-        # Only a safety net: its loss is no reason to fail.
+        # Only a safety net, so its loss must not fail the driver.
         with contextlib.suppress(OSError, ValueError):
             assert self._process.stdin is not None
             self._process.stdin.write(text)
@@ -64,16 +64,16 @@ class OrphanGuard:
 
 
 def die_with_parent() -> None:
-    """Have the system kill this process when its parent dies, even while it is stopped by a signal."""
+    """Make the system kill this process when its parent dies, even if a signal has stopped this process."""
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died in between
+    if os.getppid() != parent:  # the parent died in between
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes that carry a mark, without this one and those that have exited."""
+    """Return the ids of the living processes that carry a mark, except this one."""
     wanted = f"{MARK}={mark}".encode()
     pids = []
     for name in os.listdir("/proc"):
@@ -83,7 +83,7 @@ def marked(mark: str) -> list[int]:
 
 
 def end(mark: str, seconds: float = _END_SECONDS) -> None:
-    """Kill all processes that carry a mark, and those that they start meanwhile, for at most this many seconds."""
+    """Kill all processes that carry a mark, until none is left or this many seconds have passed."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         left = marked(mark)
@@ -95,16 +95,16 @@ def end(mark: str, seconds: float = _END_SECONDS) -> None:
 
 
 def _carries(pid: int, wanted: bytes) -> bool:
-    # Ended processes that nobody has reaped yet have no environment.
+    # Processes that have exited but are not reaped yet have no environment.
     try:
         with open(f"/proc/{pid}/environ", "rb") as stream:
             return wanted in stream.read().split(b"\0")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # the process has exited, or belongs to another user
         return False
 
 
 def _kill(pid: int, wanted: bytes) -> None:
-    """Kill a process that carries a mark, but not another process that has just got its number."""
+    """Kill a process that carries a mark, but not another process that has just got its id."""
     with contextlib.suppress(OSError):
         try:
             handle = os.pidfd_open(pid)
@@ -121,21 +121,21 @@ def _kill(pid: int, wanted: bytes) -> None:
 
 
 def _wait(parent: int) -> tuple[bool, list[str]]:
-    """Wait until the driver exits or reports that its Ray stops; return whether it did, and the folders to remove."""
+    """Wait until the driver exits or reports that Ray is stopping; return whether it reported, and the folders."""
     text, inputs, is_there = b"", [0], True
     while is_there and b".\n" not in text:
         is_there = os.getppid() == parent  # before the last read
         if select.select(inputs, [], [], _POLL_SECONDS * is_there)[0]:
             read = os.read(0, 65536)
             text += read
-            if not read:  # a program may close this descriptor, and live
+            if not read:  # the driver may close its end and continue to run
                 inputs = []
     lines = text.decode(errors="surrogateescape").split("\n")
     return "." in lines, [line[1:] for line in lines if line.startswith("+")]
 
 
 def main(mark: str, parent: int) -> None:
-    """Wait for the driver's exit, then kill and remove what it has left."""
+    """Wait until the driver exits or Ray stops, then kill the remaining processes and remove the folders."""
     is_orderly, folders = _wait(parent)
     deadline = time.monotonic() + _GRACE_SECONDS
     while is_orderly and marked(mark) and time.monotonic() < deadline:

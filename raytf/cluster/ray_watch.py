@@ -1,7 +1,7 @@
-"""Notices at once that the driver's Ray is gone, and exits with one line and an exit code before Ray exits.
+"""Notices at once that the driver's Ray has died, and exits with one line and an exit code before Ray's core exits.
 
-Ray's core in the driver notices a dead raylet after some 10 s and a dead GCS after a minute. It then ends the process
-from within: with lines of its own, exit code 1 or a core dump, and without an exception in Python.
+Ray's core in the driver notices a dead raylet after some 10 s, and a dead GCS after a minute. It then ends the process
+with its own messages and exit code 1 or a core dump, and without an exception in Python.
 """
 
 from __future__ import annotations
@@ -27,32 +27,31 @@ class Loss:
     """A process of Ray that has died.
 
     Attributes:
-        text: for people.
-        is_reachable: whether actors can still be asked for something.
+        text: a description for users.
+        is_reachable: whether actors can still be called.
     """
 
     text: str
     is_reachable: bool
 
 
-#: Returns what has died; None while it lives.
+#: Returns the loss of a process; None while the process lives.
 Sign = Callable[[], Loss | None]
-#: Seconds between two checks; for what is done before the process exits; and to reach a port.
+#: Seconds between two checks; for all farewells before the process exits; to reach a port.
 _POLL_SECONDS, _FAREWELL_SECONDS, _REACH_SECONDS = 0.5, 9.0, 2.0
-#: Seconds between two checks of a port, and for which Ray waits for a GCS that comes back.
+#: Seconds between two checks of a port; for which Ray waits for the GCS to return.
 _PORT_SECONDS, RECONNECT_SECONDS = 2.0, 60.0
-#: The part of these seconds in which to save and exit before Ray's core ends the process.
+#: The part of these seconds that is left to save and exit before Ray's core ends the process.
 _RESERVE_SECONDS = 15.0
 
-#: Called before the process exits: takes what has died, and returns a text about it, or an empty one.
+#: Called with the loss before the process exits; returns a text to add to the message, which may be empty.
 Farewell = Callable[[Loss], str]
 _farewells: list[Farewell] = []
 
 
 @contextlib.contextmanager
 def farewell(call: Farewell) -> Iterator[None]:
-    """Have a lost Ray pass its loss to `call` before the process exits, for 9 s at most, in a thread; `call` returns a
-    text to add."""
+    """Call `call`, for at most 9 s before the exit, if Ray is lost while the `with` statement lasts."""
     _farewells.append(call)
     try:
         yield
@@ -64,16 +63,16 @@ class WatchedProcess:
     """A process of this machine.
 
     Args:
-        name: of the process, for people.
-        is_all: whether Ray answers nothing without it.
+        name: name of the process, for messages.
+        is_all: whether nothing of Ray answers without this process.
 
     Attributes:
-        handle: becomes readable when it dies; -1 if the system has none.
+        handle: file descriptor that becomes readable when the process dies; -1 if the system has none.
     """
 
     def __init__(self, name: str, pid: int, is_all: bool):
         self._name, self._pid, self._is_all = name, pid, is_all
-        self._process: psutil.Process | None = None  # it has died already
+        self._process: psutil.Process | None = None  # None: it had already died
         self.handle = -1
         with contextlib.suppress(psutil.NoSuchProcess):
             self._process = psutil.Process(pid)
@@ -81,7 +80,7 @@ class WatchedProcess:
             self.handle = os.pidfd_open(pid)
 
     def __call__(self) -> Loss | None:
-        # One that nobody has reaped yet is dead, too.
+        # A process that is not reaped yet is dead, too.
         with contextlib.suppress(psutil.NoSuchProcess):
             process = self._process
             if process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
@@ -98,10 +97,10 @@ class WatchedPort:
     """A port that may be closed for a while.
 
     Args:
-        name: of its process, for people.
+        name: name of its process, for messages.
         address: HOST:PORT.
         seconds: the longest time without an answer.
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, name: str, address: str, seconds: float, clock: Callable[[], float] = time.monotonic):
@@ -125,19 +124,19 @@ class WatchedPort:
 
 
 def patience(reconnect_seconds: float) -> float:
-    """Return for how many seconds a driver waits for a GCS: fewer than Ray's core, which then exits the process."""
+    """Return how many seconds a driver waits for a GCS: fewer than Ray's core, which then exits the process."""
     return max(reconnect_seconds - _RESERVE_SECONDS, reconnect_seconds / 2)
 
 
 class RayWatch:
-    """Watches the processes without which this one cannot continue; a context manager.
+    """Watches the processes that this process cannot continue without; a context manager.
 
-    When one has died, the farewells are called and this process exits with code 75 and a line on standard error; what
-    Ray writes in the meantime is hidden.
+    When one of them dies, the farewells are called, and this process exits with code 75 and a line on standard error.
+    Ray's output in the meantime is hidden.
 
     Args:
-        signs: one for each process.
-        end: exits this process; takes what has died.
+        signs: one for each watched process.
+        end: called with the loss; exits this process.
     """
 
     def __init__(self, signs: Sequence[Sign], end: Callable[[Loss], None] | None = None):
@@ -151,7 +150,7 @@ class RayWatch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Before Ray is asked to stop: if it is dead already, Ray would wait for it, or end this process.
+        # Before Ray is told to stop: if a process is already dead, Ray would wait for it, or end this process.
         self._check_signs()
         self._stop.set()
         self._thread.join(5)
@@ -195,7 +194,7 @@ def leave(loss: Loss) -> None:
     thread.start()
     thread.join(_FAREWELL_SECONDS)
     try:
-        why = "; ".join(filter(None, texts)) or "nothing continues with this Ray"
+        why = "; ".join(filter(None, texts)) or "this process cannot continue"
         with contextlib.suppress(Exception):
             shown.flush()
         with contextlib.suppress(OSError):
@@ -210,7 +209,7 @@ def _mute() -> int:
     try:
         terminal, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 2)
-        # Ray prints the raylet's messages on standard output. What was opened before, such as the display, still shows.
+        # Ray prints the raylet's messages on standard output. Streams from before, such as the display's, still show.
         sys.stdout = sys.stderr = open(nothing, "w")  # noqa: SIM115
     except OSError:
         return 2

@@ -1,7 +1,7 @@
 """Decides whether to wait for a submitted job, to submit it again or to give up.
 
-Ray runs a submitted command once. When its driver or the head of the cluster dies, the run in storage is as it was, and
-the same command continues it: raytf's lease keeps a second driver out as long as the first one lives.
+Ray runs a submitted command once. If its driver or the head of the cluster dies, the run in storage is unharmed, and
+the same command continues it. raytf's lease keeps a second driver out as long as the first one lives.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from raytf.config import exit_codes
 from raytf.config.exit_codes import AfterEnding
 
-#: Seconds before the first resubmission, doubled for each further one in a row, and the most.
+#: Seconds before the first resubmission, doubled for each further one in a row; the longest pause.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
 #: A job that lived for this many seconds before it died counts as progress.
 LASTING_SECONDS = 600.0
-#: A command that was accepted once may be refused while the cluster comes back: the most refusals in a row.
+#: The most refusals in a row of a command that was accepted before: a cluster may refuse it while it restarts.
 REFUSALS = 3
 
 
@@ -27,10 +27,10 @@ class JobSighting:
     """The state of a job, as the job server reports it.
 
     Attributes:
-        status: Ray's: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED; None if the server does not know the job.
+        status: Ray's status: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED; None if the server does not know the job.
         code: the command's exit code, negative for a signal, if it has one.
-        error: Ray's kind of a failure.
-        is_dead: whether the process that watches the command is dead, and the command with it, whatever the status is.
+        error: Ray's name for the kind of failure.
+        is_dead: whether the process that watches the command has died, and the command with it, despite `status`.
         text: Ray's message about the job.
     """
 
@@ -46,8 +46,8 @@ class ResubmissionLimits:
     """The limits at which resubmission gives up.
 
     Attributes:
-        resubmits: in a row, without a job that lasted; None for no limit.
-        silence: seconds without an answer from the head.
+        resubmits: the most resubmissions in a row without a job that lasted; None for no limit.
+        silence: the most seconds without an answer from the head.
     """
 
     resubmits: int | None = 20
@@ -55,7 +55,7 @@ class ResubmissionLimits:
 
 
 class NextMove(enum.Enum):
-    """What happens to the job next."""
+    """The next action for a job."""
 
     WAIT = "wait"
     RESUBMIT = "resubmit"
@@ -71,7 +71,7 @@ class ResubmissionDecision:
     """The next move, and why.
 
     Attributes:
-        why: for people, without a full stop.
+        why: the reason, for messages, without a period.
         pause: seconds before a resubmission.
     """
 
@@ -81,15 +81,14 @@ class ResubmissionDecision:
 
 
 def judge(sight: JobSighting | None, silent: float, limits: ResubmissionLimits) -> ResubmissionDecision:
-    """Decide by a job, None if the head has been silent for `silent` seconds; RESUBMIT if it died and its run can
-    continue."""
+    """Decide on a job (None if the head has been silent for `silent` seconds): RESUBMIT if its run can continue."""
     if sight is None:
         if silent < limits.silence:
             return ResubmissionDecision(NextMove.WAIT)
         return ResubmissionDecision(NextMove.GIVE_UP, f"the head has not answered for {silent:.0f} s")
     match sight.status:
         case None:
-            return ResubmissionDecision(NextMove.RESUBMIT, "the head was started again and does not know the job")
+            return ResubmissionDecision(NextMove.RESUBMIT, "the head restarted and does not know the job")
         case "SUCCEEDED":
             return ResubmissionDecision(NextMove.FINISHED)
         case "STOPPED":
@@ -98,7 +97,7 @@ def judge(sight: JobSighting | None, silent: float, limits: ResubmissionLimits) 
             return _failed(sight)
     if sight.is_dead:
         return ResubmissionDecision(
-            NextMove.RESUBMIT, f"the job died with its head, though Ray still says {sight.status}"
+            NextMove.RESUBMIT, f"the job died with its head, though Ray still reports {sight.status}"
         )
     return ResubmissionDecision(NextMove.WAIT)
 
@@ -107,16 +106,16 @@ def _failed(sight: JobSighting) -> ResubmissionDecision:
     code = sight.code
     if code is None:
         if sight.error == "RUNTIME_ENV_SETUP_FAILURE":
-            return ResubmissionDecision(NextMove.FAILED, "Ray could not make the job's environment")
+            return ResubmissionDecision(NextMove.FAILED, "Ray could not set up the job's environment")
         return ResubmissionDecision(
             NextMove.RESUBMIT, f"Ray lost the job ({(sight.error or 'no reason given').lower()})"
         )
     match exit_codes.of_code(code).then:
         case AfterEnding.AGAIN if code == exit_codes.AGAIN.code:
-            why = "the job lost Ray or its storage, or its run is still another process's"
+            why = "the job lost Ray or its storage, or another process still owns its run"
             return ResubmissionDecision(NextMove.RESUBMIT, why)
         case AfterEnding.AGAIN:
-            # A shell reports a signal that killed its command as 128 and more.
+            # If a signal killed its command, a shell exits with 128 plus the signal.
             return ResubmissionDecision(
                 NextMove.RESUBMIT, f"the job's driver was killed ({_name(-code if code < 0 else code - 128)})"
             )
@@ -130,36 +129,36 @@ def _failed(sight: JobSighting) -> ResubmissionDecision:
 def _name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # one of those for real time
+    except ValueError:  # a real-time signal
         return f"signal {number}"
 
 
 class Resubmission:
-    """Decides, each time the job is polled, about one command that is submitted until its run finishes.
+    """Decides after each poll of a job whether to submit its command again.
 
     Args:
         limits: when to give up.
-        random: numbers from 0 to below 1, so that many that lost one head do not return at once.
+        random: returns numbers in [0, 1), so that many clients of one lost head do not return at the same time.
     """
 
     def __init__(self, limits: ResubmissionLimits, random: Callable[[], float]):
         self._limits, self._random = limits, random
         self._in_a_row = self._refusals = 0
-        #: Resubmissions in all.
+        #: Total number of resubmissions.
         self.resubmits = 0
 
     def decide(self, sight: JobSighting | None, silent: float, lived: float) -> ResubmissionDecision:
-        """Decide what to do now; a RESUBMIT is counted as done.
+        """Return the next move; a RESUBMIT counts as done.
 
         Args:
-            sight: None if the head does not answer.
-            silent: seconds since it last did.
+            sight: the job's state; None if the head does not answer.
+            silent: seconds since the head's last answer.
             lived: seconds since the job was submitted.
         """
         decision = judge(sight, silent, self._limits)
         if decision.move is NextMove.REFUSED and self.resubmits and self._refusals < REFUSALS:
             self._refusals += 1
-            decision = ResubmissionDecision(NextMove.RESUBMIT, f"{decision.why}, and had been taken before")
+            decision = ResubmissionDecision(NextMove.RESUBMIT, f"{decision.why}, but was accepted before")
         elif decision.move is NextMove.RESUBMIT:
             self._refusals = 0
         if decision.move is not NextMove.RESUBMIT:

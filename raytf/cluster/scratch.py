@@ -1,7 +1,7 @@
-"""A folder for a worker's temporary files, which the worker removes after training, or later workers do.
+"""A folder for a worker's temporary files, which the worker removes after training, or else a later worker.
 
-Workers exit by SIGKILL or `os._exit`, so that nothing would remove what TensorFlow's autograph, callbacks and copies
-for an object store have in the system's temporary folder.
+Workers exit by SIGKILL or `os._exit`. Without this folder, the temporary files of TensorFlow's autograph, of callbacks
+and of copies for an object store would stay in the system's temporary folder.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ FOLDER = "raytf-tmp"
 _folder: Path | None = None
 #: The earlier value of TMPDIR.
 _before: str | None = None
-#: Locked as long as this process lives, however it ends.
+#: Descriptor of the folder, locked until this process exits in any way.
 _lock = -1
 
 
 def begin(base: Path) -> None:
-    """Keep temporary files of this process in its own folder below `base`, and remove those of dead processes."""
+    """Keep temporary files of this process in its own folder below `base`, and remove folders of dead processes."""
     global _folder, _lock, _before
     if _folder is not None:
         return
@@ -35,13 +35,13 @@ def begin(base: Path) -> None:
         _lock = os.open(folder, os.O_RDONLY)
         fcntl.flock(_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return  # the system's own will do
+        return  # keep using the system's temporary folder
     _folder, _before = folder, os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
 def end() -> None:
-    """Remove the folder of this process, which nothing needs any more."""
+    """Remove the folder of this process, when nothing needs it any more."""
     global _folder
     if _folder is not None:
         shutil.rmtree(_folder, ignore_errors=True)

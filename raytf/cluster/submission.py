@@ -1,4 +1,4 @@
-"""A command on a cluster, submitted through Ray's job server, again and again until its run finishes."""
+"""A command on a cluster, submitted through Ray's job server until its run finishes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from raytf.config import program
 from raytf.config.command_line import EXIT_FAILED, EXIT_REFUSED
 from raytf.errors import ClusterError, ConfigError
 
-#: Seconds between two polls of a job, and within which a job that was stopped exits.
+#: Seconds between two polls of a job; for a stopped job to exit.
 POLL_SECONDS, STOP_SECONDS = 2.0, 60.0
 EXIT_CODES = {
     NextMove.FINISHED: 0,
@@ -42,10 +42,10 @@ class Environment:
     """The output, clock and random numbers that a submission uses.
 
     Attributes:
-        say: takes a line for the user.
-        show: takes what the job prints.
-        clock, sleep: monotonic seconds.
-        random: numbers from 0 to below 1.
+        say: called with a line for the user.
+        show: called with the output of the job.
+        clock, sleep: `time.monotonic` and `time.sleep`, or replacements.
+        random: returns numbers in [0, 1).
     """
 
     say: Callable[[str], None]
@@ -60,8 +60,8 @@ class Submission:
     """One command, submitted until its run has finished.
 
     Attributes:
-        origin: distinguishes this command from the same one of another user, see `origin_of`.
-        name: of the present job.
+        origin: distinguishes this command from another user's same command; see `origin_of`.
+        name: name of the current job.
     """
 
     server: JobServer
@@ -78,20 +78,20 @@ class Submission:
     _first: int = 0
 
     def begin(self) -> None:
-        """Submit the command, unless it runs there already.
+        """Submit the command, unless the cluster already runs it.
 
         Raises:
-            ClusterError: the cluster refuses it, or does not answer.
+            ClusterError: the cluster refuses the command, or does not answer.
         """
         self._heard = self.outside.clock()
         try:
             if not self._is_running():
                 self._submit(0)
         except AwayError as error:
-            raise ClusterError(f"the job server at {self.server.address} does not take the job: {error}.") from None
+            raise ClusterError(f"the job server at {self.server.address} does not accept the job: {error}.") from None
 
     def wait(self) -> int:
-        """Follow the job and its successors to the end of the run, and return the exit code."""
+        """Follow the job and its resubmissions to the end of the run, and return the exit code."""
         out, resubmission = self.outside, Resubmission(self.limits, self.outside.random)
         began = self._heard = out.clock()
         self._log = self.server.follow(self.name, out.show)
@@ -107,7 +107,7 @@ class Submission:
                 return self._end(decision, sight, is_shown)
             out.say(f"{decision.why}; submitting it again in {decision.pause:.0f} s")
             out.sleep(decision.pause)
-            self._heard = out.clock()  # the head was not asked meanwhile
+            self._heard = out.clock()  # the head was not polled during the pause
             if not self._submit_when_there(resubmission.resubmits):
                 return self._end(
                     ResubmissionDecision(NextMove.GIVE_UP, "the head has not answered for too long"), None, True
@@ -117,7 +117,7 @@ class Submission:
 
     def stop(self) -> None:
         out, deadline = self.outside, self.outside.clock() + STOP_SECONDS
-        with contextlib.suppress(AwayError, ClusterError):  # a head that was started again knows of no job
+        with contextlib.suppress(AwayError, ClusterError):  # a restarted head does not know the job
             self.server.stop(self.name)
             while self.server.inspect(self.name).status in ("PENDING", "RUNNING") and out.clock() < deadline:
                 out.sleep(0.5)
@@ -146,7 +146,7 @@ class Submission:
     def _submit_when_there(self, number: int) -> bool:
         while self.outside.clock() - self._heard < self.limits.silence:
             try:
-                if not self._is_running():  # another process may follow it too, and was faster
+                if not self._is_running():  # another process that follows it may have been faster
                     self._submit(number)
             except AwayError:
                 self.outside.sleep(POLL_SECONDS)
@@ -160,11 +160,11 @@ class Submission:
         if running is None:
             return False
         self.name = running
-        # The jobs that follow it belong to the same submission, by which a driver with --new finds its run.
+        # Later jobs belong to the same submission, which identifies the run for a driver with --new.
         earlier = re.fullmatch(r"raytf-.*-([0-9a-f]{6})-(\d+)", running)
         if earlier:
             self._names, self._first = earlier[1], int(earlier[2])
-        self.outside.say(f"job {running} runs this command already")
+        self.outside.say(f"job {running} already runs this command")
         return True
 
     def _submit(self, number: int) -> None:
@@ -174,7 +174,7 @@ class Submission:
             raise ClusterError(f"the packed working directory {package} was deleted. Run {again} again.")
         run = run_of(self.command)
         name = f"raytf-{run}-{self._names}-{self._first + number}"
-        self.name = name  # before submitting: if the answer is lost, the job may run
+        self.name = name  # before submitting: if the answer is lost, the job may still run
         self.server.submit(name, self.command, dict(self.runtime_env), {"raytf_run": run, ORIGIN: self.origin})
         self.outside.say(f"submitted as job {name}")
 
@@ -184,7 +184,7 @@ class Submission:
             return False
         try:
             self._log.finish(self.server.log(self.name))
-        except (AwayError, ClusterError):  # gone with the head that had it
+        except (AwayError, ClusterError):  # the log was lost with the head
             self._log.stop()
             return False
         return True
@@ -193,7 +193,7 @@ class Submission:
         if decision.move is NextMove.FINISHED:
             self.outside.say(f"job {self.name} finished")
         else:
-            # When a command exits, Ray keeps its last lines, which have been shown.
+            # Ray's message about an exited command holds its last lines, which the log has shown already.
             text = ""
             if sight is not None and sight.status == "FAILED" and (sight.code is None or not is_shown):
                 text = f"\n{sight.text}"
@@ -205,18 +205,18 @@ def origin_of(who: str, folder: str, env: Mapping[str, str]) -> str:
     """Return a hash that differs for the same command of another user, in another folder or with other variables.
 
     Args:
-        who: user and machine.
-        folder: the working directory, absolute; empty for none.
-        env: the job's variables.
+        who: the user and the machine.
+        folder: absolute path of the working directory; empty if there is none.
+        env: the job's environment variables.
     """
     return hashlib.sha256(json.dumps([who, folder, sorted(env.items())]).encode()).hexdigest()[:16]
 
 
 def address_of(text: str) -> str:
-    """Return the address of a job server, which a user writes as http://HOST:PORT or HOST:PORT.
+    """Return a job server's address from http://HOST:PORT or HOST:PORT.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not an address of a job server.
     """
     full = text if "://" in text else f"http://{text}"
     try:
@@ -226,16 +226,16 @@ def address_of(text: str) -> str:
     except ValueError:
         fits = False
     if not fits:
-        hint = " The port of a job server is 8265; 10001 and 6379 are others." if text.startswith("ray://") else ""
+        hint = " A job server's port is usually 8265, not 10001 or 6379." if text.startswith("ray://") else ""
         raise ConfigError(f"{text!r} is not a job server's address. Pass one such as http://HOST:8265.{hint}")
     return full.rstrip("/")
 
 
 def environment_of(pairs: Sequence[str]) -> dict[str, str]:
-    """Parse variables of the form NAME=VALUE.
+    """Parse environment variables of the form NAME=VALUE.
 
     Raises:
-        ConfigError: one is none.
+        ConfigError: a text has another form.
     """
     variables = {}
     for pair in pairs:
@@ -247,7 +247,7 @@ def environment_of(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def run_of(command: str) -> str:
-    """Return the run that a command names by --run, or its program's name, as characters of a job's name."""
+    """Return the run from a command's --run, or its program's name, in characters that a job's name may have."""
     try:
         words = shlex.split(command)
     except ValueError:

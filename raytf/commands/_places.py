@@ -1,4 +1,4 @@
-"""The places that a person names: storages, runs and models."""
+"""Resolves the storages, runs and models that a user names."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from raytf.runs import run_folder
 from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 _NAME = re.compile(r"[\w\-+=@][\w.\-+=@]*(/[\w\-+=@][\w.\-+=@]*)?")
-#: The default place of runs.
+#: The default storage of runs.
 USUAL = RunSection().storage
-#: Entries by which a folder is known as a run.
+#: Entries that identify a folder as a run.
 RUN_MARKS = frozenset({"checkpoints", "attempts", "result.json", "ledger", run_folder.SEARCH})
 
 
 def run_uri(text: str) -> str:
-    """Return the folder of a run: as typed, or, for a name as `raytf runs` lists it, that run in ~/raytf-runs.
+    """Return the folder of a run: as typed, or in ~/raytf-runs for a name that `raytf runs` lists.
 
-    A folder of that name in the current one comes first, unless it is no run and ~/raytf-runs has a run of that name.
+    A folder of that name in the current folder takes precedence, unless only ~/raytf-runs has a run of that name.
     """
     known = f"{USUAL}/{text}"
     is_hidden = _NAME.fullmatch(text) and _is_run(os.path.expanduser(known)) and not _is_run(text)
@@ -29,15 +29,15 @@ def run_uri(text: str) -> str:
 
 
 def model_uri(text: str) -> str:
-    """Return the place of a model: as typed, or, for a name that is no file or folder here, a run in ~/raytf-runs."""
+    """Return the place of a model: as typed, or a run in ~/raytf-runs if no file or folder here has the name."""
     return f"{USUAL}/{text}" if _NAME.fullmatch(text) and not os.path.exists(text) else text
 
 
 def answering(uri: str) -> Storage:
-    """Return a storage that can be listed.
+    """Return a storage after listing it once.
 
     Raises:
-        StorageError: it refuses, or does not answer soon.
+        StorageError: the storage refuses, or does not answer in time.
     """
     storage = Storage(uri)
     within(PREFLIGHT_SECONDS, storage.list, storage.locate(""))
@@ -45,23 +45,23 @@ def answering(uri: str) -> Storage:
 
 
 def filled_run(text: str) -> Storage:
-    """Return the folder of a run that has anything in it.
+    """Return the folder of a run after checking that it is not empty.
 
     Raises:
-        ConfigError: it is empty, or is not there.
-        StorageError: storage refuses, or does not answer soon.
+        ConfigError: the folder is empty or does not exist.
+        StorageError: the storage refuses, or does not answer in time.
     """
     run = Storage(run_uri(text))
     if not within(PREFLIGHT_SECONDS, run.list, run.locate("")):
         raise ConfigError(
             f"there is nothing in {run.locate('')}. Expected the folder of a run, STORAGE/NAME; `raytf runs STORAGE` "
-            "lists them."
+            "lists all runs."
         )
     return run
 
 
 def _is_run(place: str) -> bool:
-    """Return whether a local folder is that of a run, of a search, or of the runs of a program."""
+    """Return whether a local folder is a run, a search, or a program's folder of runs."""
     entries = _entries(place)
     return any(not RUN_MARKS.isdisjoint(names) for names in (entries, *_inner(place, entries)))
 

@@ -1,4 +1,4 @@
-"""Tables that commands print: drawn on a terminal; plain columns elsewhere, which `grep` and `awk` can read."""
+"""Tables that commands print: formatted on a terminal, plain columns for `grep` and `awk` elsewhere."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def show(
 
 
 def fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, dispensable: Sequence[str]) -> list[int]:
-    """Return the indexes of the columns to show. Dispensable columns are dropped one by one until the others fit into
-    the width, with long cells folded."""
+    """Return the indexes of the columns to show. Dispensable columns are dropped one by one until the others, with long
+    cells folded, fit the width."""
     shown = list(range(len(columns)))
     for name in dispensable:
         if sum(min(_FOLDED, _width(columns, rows, i)) for i in shown) + _BETWEEN * (len(shown) - 1) <= width:

@@ -1,4 +1,4 @@
-"""`raytf check CLUSTER.yaml`: find what is wrong with a cluster's YAML, before it costs money."""
+"""`raytf check CLUSTER.yaml`: find mistakes in a cluster's YAML, before they cost money."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ from raytf.errors import ConfigError
 
 @dataclass(frozen=True)
 class Check:
-    """Check cluster YAMLs of `ray up` and manifests of KubeRay, and ask the cloud or the hosts what only they know.
+    """Check cluster YAMLs of `ray up` and manifests of KubeRay, also against the cloud, hosts or API server they name.
 
-    The exit code is 0 when nothing was found, 1 when there are warnings only, 2 when there are errors or a file cannot
-    be read. Nothing is changed anywhere; with --job, one object of a few bytes is written to its bucket and deleted.
+    The exit code is 0 without findings, 1 with warnings only, and 2 with errors or if a file cannot be read. Nothing is
+    changed, except that --job writes an object of a few bytes to the job's bucket and deletes it.
     """
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Cluster YAMLs or manifests, or - for standard input; a folder stands for all YAML in it, and one with a
-    kustomization.yaml for the output of `kubectl kustomize`."""
+    """Cluster YAMLs or manifests, or - for standard input. A folder stands for all YAML files in it; a folder with a
+    kustomization.yaml stands for the output of `kubectl kustomize`."""
     job: str | None = None
-    """A job to run there, quoted, such as 'python jobs/mnist.py --workers 1:8': check whether it gets its workers."""
+    """The job to run there, quoted, such as 'python jobs/mnist.py --workers 1:8': check whether its workers fit."""
     working_dir: str | None = None
     """The folder that `ray job submit --working-dir` uploads: check whether it is too large."""
     offline: bool = False
-    """Ask no cloud, no host and no API server, and need no credentials."""
+    """Contact no cloud, host or API server; this needs no credentials."""
     trust: bool = False
-    """Run the command that the file names for this machine (auth.ssh_proxy_command), and fetch what a kustomization
-    names elsewhere. Without this flag raytf asks on a terminal, and runs nothing where there is none."""
+    """Run the file's auth.ssh_proxy_command on this machine, and fetch the remote resources of a kustomization. Without
+    this flag, raytf asks on a terminal before it runs the command, and never runs it elsewhere."""
     json: bool = False
     """Print JSON instead of text."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A report, with what the cloud or the hosts answered.
+    """A report, with the answers of the cloud or the hosts.
 
     Attributes:
-        report: of both parts.
-        notes: whose credentials, which roles.
-        spot: node type -> US dollars an hour of spot, now.
+        report: the findings in the file and from the cloud or the hosts.
+        notes: the credentials and roles that were used.
+        spot: node type -> current spot price, in US dollars an hour.
     """
 
     report: CheckReport
@@ -85,7 +85,7 @@ def main(flags: Check) -> None:
             _print(name, checked)
     code = max(exit_code(checked.report) for checked in done.values())
     if threading.active_count() > 1:
-        # Somebody has not answered; what waits for it cannot be joined.
+        # A thread still waits for an answer, so the interpreter would not exit.
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
@@ -109,7 +109,7 @@ def _online(
 
 
 def exit_code(report: CheckReport) -> int:
-    """Return 2 for errors, 1 for warnings, otherwise 0: what is still to be filled in is no mistake."""
+    """Return 2 for errors, 1 for warnings, otherwise 0. Values that are still to be filled in do not count."""
     return 2 if report.of(Severity.ERROR) else 1 if report.of(Severity.WARNING) else 0
 
 
@@ -154,7 +154,7 @@ def _print_cost(cost: Cost, spot: dict[str, float]) -> None:
         for name, machine, usd, market, least, most in cost.lines
     ]
     show(("    type", "machine", "USD/h", "market", "min", "max"), [(f"    {r[0]}", *r[1:]) for r in rows])
-    cheaper = "; spot nodes cost at most that, as a rule a third to two thirds" if cost.spot and not spot else ""
+    cheaper = "; spot nodes usually cost a third to two thirds of that, never more" if cost.spot and not spot else ""
     unknown = f"; no price is known for {', '.join(cost.unknown)}" if cost.unknown else ""
     say(f"    {cost.least:.2f} to {cost.most:.2f} USD an hour, list prices of {cost.prices_of}{cheaper}{unknown}")
     if cost.traffic is not None:
@@ -165,7 +165,7 @@ def _print_cost(cost: Cost, spot: dict[str, float]) -> None:
 
 
 def trusted(text: str, name: str) -> bool:
-    """Ask at a terminal about the command that a file names as the way to its hosts; no, where there is no terminal."""
+    """Return whether the user lets the file's SSH proxy command run here; False without a terminal to ask on."""
     documents, _ = parse(text)
     document = documents[0] if documents else None
     command = "" if document is None or place_of(document) is not Platform.HOSTS else ssh_hosts.proxy_of(document)

@@ -1,4 +1,4 @@
-"""`raytf data convert` and `raytf data check`: write data as TFRecord or Parquet files, and find damaged records."""
+"""`raytf data convert` writes data as TFRecord or Parquet files; `raytf data check` finds damaged records."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from raytf.data.validation import DataFindings, check
 from raytf.storage import uris
 from raytf.storage.storage import Storage
 
-#: Seconds between lines of progress if there is no terminal.
+#: Seconds between lines of progress without a terminal.
 _PLAIN_SECONDS = 5.0
-#: The most problems that are shown for one part of the data.
+#: The maximum number of problems to show for one part of the data.
 _SHOWN = 100
 
 
@@ -43,33 +43,33 @@ class Columns:
     sample_weight: Annotated[str, Usual()] = ""
     """Column, feature or array of the sample weights."""
     image_size: Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="HEIGHT WIDTH"), Usual()] = None
-    """Height and width to which JPEG and PNG images are resized; by default, all must be as large as the first one."""
+    """Height and width to which JPEG and PNG images are resized; by default, all must be as large as the first."""
     channels: Annotated[Literal[1, 3] | None, Usual()] = None
-    """1 for gray images, 3 for color; by default, those of the first image."""
+    """1 for gray images, 3 for color; by default, the channels of the first image."""
     fit: Annotated[Literal["crop", "stretch"], Usual()] = "crop"
-    """How to resize an image of another shape: crop keeps its middle, stretch distorts it."""
+    """How to resize an image with another aspect ratio: crop keeps its center, stretch distorts it."""
 
     def reading(self) -> ReadOptions:
-        """Return the options for sources."""
+        """Return the flags as options for a data source."""
         names = tuple(name.strip() for name in self.x.split(",") if name.strip())
         return ReadOptions(names, self.y, self.sample_weight or None, self.image_size, self.channels, self.fit)
 
 
 @dataclass(frozen=True)
 class Convert:
-    """Write data as TFRecord or Parquet files that suit object stores, file by file. Records keep their order. If the
+    """Write data, file by file, as TFRecord or Parquet files that suit object stores. Records keep their order. If the
     command is killed, run it again: it continues, and writes the same bytes."""
 
     src: tyro.conf.Positional[str]
     """A folder, file or URI of IDX, .npz, TFRecord, Parquet, CSV or image files; or mnist or digits."""
     dst: tyro.conf.Positional[str]
-    """A folder or URI for these files only; each part of the data (train, test) gets a subfolder."""
+    """A folder or URI for only these files; each part of the data (train, test) has a subfolder."""
     to: Literal["tfrecord", "parquet"]
-    """The format."""
+    """Format of the files."""
     file_mb: Annotated[int, Ge(1)] = 128
     """Size of a file in MiB, before compression; each file is built in memory."""
     block_kb: Annotated[int | None, Ge(1)] = None
-    """Size in KiB of a block that is read at once, such as a Parquet row group; by default a 256th of the data, but at
+    """Size in KiB of a block, such as a Parquet row group, which is read at once; by default 1/256 of the data, but at
     least 256 and at most 8,192."""
     columns: Columns = Columns()
 
@@ -142,8 +142,8 @@ SUBCOMMANDS = {"convert": convert, "check": examine}
 
 @contextmanager
 def bar(what: str, total: int, console: Console) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal, and a line every few seconds elsewhere. Yield a function that takes how many
-    of `total` are done."""
+    """Show a progress bar on a terminal, or a line every few seconds elsewhere. Yield a function that sets how many of
+    `total` are done."""
     if not console.is_terminal:
         last = time.monotonic()
 

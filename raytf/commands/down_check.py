@@ -1,4 +1,4 @@
-"""`raytf down-check CLUSTER.yaml`: find what a torn-down cluster left behind, and what it costs."""
+"""`raytf down-check CLUSTER.yaml`: find resources that a deleted cluster left behind, and their cost."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from raytf.doctor.leftovers.resource import HOURS, Leftovers
 from raytf.doctor.machines import PRICES_OF
 from raytf.errors import ConfigError
 
-#: The place if nothing could be asked, because of the file or missing credentials; other files are still inspected.
+#: The place of a file that could not be inspected, because it is invalid or credentials are missing.
 _NOWHERE = "nowhere"
 
 
 @dataclass(frozen=True)
 class DownCheck:
-    """Find what `ray down` or `kubectl delete` has left of a cluster, what it costs, and how to remove it.
+    """Find the resources that `ray down` or `kubectl delete` left behind, what they cost, and how to remove them.
 
-    The exit code is 0 when nothing is left that costs money, 1 when something is, 2 when it could not be inspected.
+    The exit code is 0 if no resource that costs money is left, 1 if one is, and 2 if something could not be inspected.
     Nothing is changed.
     """
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
-    """The YAML that `ray up` or `kubectl apply` was called with; a folder with a kustomization.yaml is built."""
+    """The YAML of `ray up` or `kubectl apply`, or a folder with a kustomization.yaml, which raytf builds."""
     everything: bool = False
-    """Also count what costs nothing, such as a security group that the next `ray up` uses again."""
+    """Also count resources that cost nothing, such as a security group that the next `ray up` uses again."""
     trust: bool = False
-    """Run the command that the file names for this machine: auth.ssh_proxy_command."""
+    """Run the file's auth.ssh_proxy_command on this machine, and fetch the remote resources of a kustomization."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -100,7 +100,7 @@ def _print(name: str, left: Leftovers) -> None:
         say(f"    could not inspect {text}")
     costly, free = len(left.costly), len(left.resources) - len(left.costly)
     if costly:
-        unknown = " and what has no known price (?)" if any(t.usd is None for t in left.resources) else ""
+        unknown = " and resources without a known price (?)" if any(t.usd is None for t in left.resources) else ""
         summary = f"{costly} left, {_usd(left):.4f} USD an hour, {_usd(left) * HOURS:.2f} a month{unknown}"
         summary += f" (list prices of {PRICES_OF})"
     else:

@@ -1,4 +1,4 @@
-"""`raytf export RUN`: make a checkpoint of a run a version for TensorFlow Serving, a .keras file or ONNX."""
+"""`raytf export RUN`: export a checkpoint of a run for TensorFlow Serving, as a .keras file or as ONNX."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from raytf.storage.storage import Storage
 
 @dataclass(frozen=True)
 class Export:
-    """Export what a run has learned: as the next version folder of TensorFlow Serving, a .keras file or ONNX.
+    """Export the model of a run as the next version folder of TensorFlow Serving, a .keras file or ONNX.
 
-    A version appears whole or not at all, so a server that polls the folder may run meanwhile. Where the newest version
+    A version appears whole or not at all, so a server can poll the folder during the export. If the newest version
     holds the same weights, nothing is written.
     """
 
     run: tyro.conf.Positional[str]
-    """Folder of the run: STORAGE/NAME, such as s3://bucket/runs/mnist, or the name of one in ~/raytf-runs; it may be
-    training."""
+    """Folder of the run: STORAGE/NAME, such as s3://bucket/runs/mnist, or the name of a run in ~/raytf-runs. The run
+    may still be training."""
     step: str = "last"
-    """Which weights: last (the end of a finished run, else the newest checkpoint), best (the checkpoint with the best
-    value of --keep-best, or of the run's metric), or the step of a checkpoint."""
+    """The weights to export: last (the end of a finished run, otherwise the newest checkpoint), best (the checkpoint
+    with the best value of --keep-best, or of the run's metric), or the step of a checkpoint."""
     to: str | None = None
-    """Folder of versions, such as s3://bucket/models/mnist; by default export/ in the run's folder."""
+    """Folder for versions, such as s3://bucket/models/mnist; by default export/ in the run's folder."""
     format: Literal["saved_model", "keras", "onnx"] = "saved_model"
     """saved_model writes TO/1, TO/2, ...; keras and onnx write the file TO/model-STEP.FORMAT."""
     module: tuple[str, ...] = ()
     """Files or modules that register the model's own layers, imported before the model is loaded."""
     trust: bool = False
-    """Run code in the configuration of the run's model, such as Lambda layers. Layers that read files are always
+    """Allow code in the configuration of the run's model, such as Lambda layers. Layers that read files are always
     refused."""
     json: bool = False
     """Print JSON instead of text."""
@@ -44,7 +44,7 @@ class Export:
 
 def main(flags: Export) -> None:
     """Run the command."""
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # weights are copied; no GPU that trains may be taken
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # weights are only copied, and a GPU may be in use for training
     uri = filled_run(flags.run).uri
     if flags.to is not None:
         Storage(flags.to).preflight()

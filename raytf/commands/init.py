@@ -1,7 +1,7 @@
 """`raytf init DIR`: start a project: a job page, a README and, on request, a cluster's configuration.
 
-The project is made of files that are released with the package: example jobs, which `raytf jobs` lists, configurations
-of clusters, and tested versions.
+A project consists of files that are released with the package: example jobs, which `raytf jobs` lists, cluster
+configurations, and tested versions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from raytf.errors import DISTRIBUTION, ConfigError
 REPOSITORY = "https://github.com/raytf/raytf"
 #: The parts of a checkout that `ray up` copies so that pip can install it.
 _MOUNTS = re.compile(r"^  ~/raytf/(?:raytf|pyproject\.toml|LICENSE): .*\n", re.MULTILINE)
-#: The checkout as pip takes it, with extras.
+#: The checkout as an argument of pip, with extras.
 _CHECKOUT = re.compile(r"'\.\[([\w,]+)\]'")
 #: The metadata of a wheel; the other files in its folder describe one installation.
 _METADATA = ("METADATA", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE")
@@ -38,13 +38,13 @@ _METADATA = ("METADATA", "WHEEL", "entry_points.txt", "top_level.txt", "licenses
 
 @dataclass(frozen=True)
 class Init:
-    """Start a project in a folder of its own: a job page to change, and what a cluster needs to run it."""
+    """Start a project in its own folder: an example job to change, and on request the files to run it on a cluster."""
 
     folder: tyro.conf.Positional[str]
-    """Where to write; created if it is missing. Existing files are never overwritten."""
+    """The project's folder, created if it is missing. Existing files are never overwritten."""
     cluster: str | None = None
-    """Write the configuration of a cluster too, for `ray up`: aws-gpu-spot, aws-gpu-on-demand, gcp-gpu-spot,
-    azure-gpu-spot, or local for hosts of your own."""
+    """Also write a cluster configuration for `ray up`: aws-gpu-spot, aws-gpu-on-demand, gcp-gpu-spot, azure-gpu-spot,
+    or local for your own hosts."""
     job: str = "mnist"
     """The example to start with; `raytf jobs` lists them."""
 
@@ -87,17 +87,17 @@ def main(flags: Init) -> None:
     names = dict.fromkeys(f"{name.partition('/')[0]}/" if "/" in name else name for name in files)
     say(f"{into}: {', '.join(names)}")
     if wheel is not None:
-        say(f"{wheel} is your raytf, which is not released yet")
+        say(f"{wheel} contains this raytf, which is not released")
     say(f"next: cd {flags.folder} && python job.py")
     if flags.cluster is not None:
         say("      fill in what the first lines of cluster.yaml name, then: raytf check cluster.yaml")
 
 
 def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> Mapping[str, str]:
-    """Return the text files of a project: path below its folder -> text.
+    """Return the text files of a project: path in its folder -> text.
 
     Args:
-        wheel: name of the wheel that the project has; None if a registry has this version of raytf.
+        wheel: the file name of the project's wheel; None if a registry has this version of raytf.
     """
     page = (shipped / "jobs" / f"{job}.py").read_text(encoding="utf-8")
     files = {
@@ -108,7 +108,7 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
     parts = [_first(page, wheel)]
     if cluster is not None:
         text = (shipped / "cluster-configs" / f"{cluster}.yaml").read_text(encoding="utf-8")
-        if "raytf.fit(" not in page:  # such a job keeps no runs, for which `raytf check --job` wants a storage
+        if "raytf.fit(" not in page:  # such a job keeps no runs, and needs no storage
             text = re.sub(r" --storage [^\s']+| --job '[^']*'", "", text)
         files["cluster.yaml"] = _cluster_text(text, cluster, wheel)
         parts.append(_on_a_cluster(files["cluster.yaml"], cluster))
@@ -122,7 +122,7 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
 
 
 def _first(page: str, wheel: str | None) -> str:
-    """Return the section of the project's README about its job, which begins with an example."""
+    """Return the section of the project's README about its job."""
     extras = "data,ui" if "ImageFolderSource" in page else "ui"
     package = _requirement(wheel, extras)
     lines = [
@@ -131,11 +131,11 @@ def _first(page: str, wheel: str | None) -> str:
         f"`job.py` is the whole program. {summary(page)}",
         "",
         f"    python -m pip install -c constraints.txt '{package}'  # where raytf is not installed",
-        "    python job.py                 # on this machine; `--help` has the flags",
+        "    python job.py                 # on this machine; `--help` shows the flags",
     ]
     if "raytf.fit(" in page:
         lines += [
-            "    raytf show job                # what became of the run",
+            "    raytf show job                # the state of the run",
             "    raytf ui                      # all runs in a browser, live",
             "",
             "Stop it at any time, even with `kill -9`: the same command continues.",
@@ -143,23 +143,23 @@ def _first(page: str, wheel: str | None) -> str:
     if wheel is not None:
         lines += [
             "",
-            f"There is no release of raytf yet, so `{wheel}` holds the raytf that wrote this project.",
-            "To change to another raytf, begin another project with it and copy its wheel and `constraints*.txt` here.",
+            f"This version of raytf is not released, so `{wheel}` contains the raytf that wrote this project.",
+            "To use another raytf, start another project with it, and copy its wheel and `constraints*.txt` here.",
         ]
     return "\n".join([*lines, ""])
 
 
 def _on_a_cluster(text: str, cluster: str) -> str:
-    """Return the section of the project's README about its cluster, whose `cluster.yaml` begins with the commands."""
+    """Return the README section about the cluster, with the commands from the first lines of `cluster.yaml`."""
     commands = "\n".join(re.findall(r"^# ( {4}.*)", text.partition("\ncluster_name:")[0], re.MULTILINE))
     place = cluster.partition("-")[0]
     guide = f"{REPOSITORY}/blob/main/docs/clusters/{'on-prem' if place == 'local' else place}.md"
     return f"""## On a cluster
 
-The first lines of `cluster.yaml` say what to fill in. The one-time set-up is described here:
+The first lines of `cluster.yaml` list the values to fill in. This page describes the one-time setup:
 {guide}
 
-Then type in this folder, in this order:
+Then run these commands in this folder, in this order:
 
 {commands}
 
@@ -176,23 +176,23 @@ def _check_name(flag: str, name: str, known: Collection[str]) -> None:
 
 
 def _requirement(wheel: str | None, extras: str) -> str:
-    """Return what pip installs: the released version, or a wheel in the folder in which pip runs."""
+    """Return the requirement for pip: the released version, or a wheel in the current folder."""
     return f"{DISTRIBUTION}[{extras}]=={raytf.__version__}" if wheel is None else f"./{wheel}[{extras}]"
 
 
 def _cluster_text(text: str, name: str, wheel: str | None) -> str:
-    """Return the configuration of a cluster that installs the package instead of the checkout."""
+    """Return a cluster configuration, changed to install the package instead of the checkout."""
     mount = "" if wheel is None else f"  ~/raytf/{wheel}: {wheel}\n"
     text = _MOUNTS.sub("", text.replace("\nfile_mounts:\n", f"\nfile_mounts:\n{mount}"))
     text = _CHECKOUT.sub(lambda extras: f"'{_requirement(wheel, extras[1])}'", text)
-    # Ray wants the same Python on all machines, to the patch level.
+    # Ray requires the same Python on all machines, down to the patch version.
     text = re.sub(r"(venv --seed --python) \S+", rf"\1 {platform.python_version()}", text)
     text = re.sub(r"in the root of(\n# | )the checkout", "in this folder", text)
     return _in_project(text, name)
 
 
 def _in_project(text: str, name: str) -> str:
-    """Return a configuration or an example of the checkout with the names that its files have in a project."""
+    """Return the text of a configuration or an example with file names changed to those in a project."""
     text = text.replace(f"cluster-configs/{name}.yaml", "cluster.yaml").replace("jobs/mnist.py", "job.py")
     text = text.replace("cluster-configs/iam/", "iam/")
     return re.sub(r"(?<![\w/])(docs/[\w/-]+\.md)", rf"{REPOSITORY}/blob/main/\1", text)
@@ -202,11 +202,11 @@ def _in_project(text: str, name: str) -> str:
 
 
 def shipped_folder() -> Path:
-    """Return the folder that holds `jobs/`, `cluster-configs/` and `constraints.txt`: a checkout, or where pip put
-    them.
+    """Return the folder with `jobs/`, `cluster-configs/` and `constraints.txt`: a checkout, or the folder where pip
+    installed them.
 
     Raises:
-        ConfigError: they are not there; says what to type.
+        ConfigError: the files are missing; the message says how to install them.
     """
     checkout = Path(raytf.__file__).parents[1]
     if all((checkout / name).is_dir() for name in ("jobs", "cluster-configs")):
@@ -219,24 +219,24 @@ def shipped_folder() -> Path:
         if file.parts[-4:] == ("share", "raytf", "jobs", "mnist.py"):
             return Path(str(file.locate())).resolve().parents[1]
     raise ConfigError(
-        f"the examples were not installed with this package. Type: pip install --force-reinstall {DISTRIBUTION}"
+        f"the examples were not installed with this package. Run: pip install --force-reinstall {DISTRIBUTION}"
     )
 
 
 def shipped_files(shipped: Path) -> list[Path]:
-    """Return the files of that folder which belong to the package."""
+    """Return the files in that folder that belong to the package."""
     patterns = ("constraints*.txt", "jobs/*.py", "cluster-configs/*.yaml", "cluster-configs/iam/*.json")
     return [file for pattern in patterns for file in sorted(shipped.glob(pattern))]
 
 
 def job_summaries(shipped: Path) -> dict[str, str]:
-    """Return the example jobs in that folder: name -> what it does."""
+    """Return the example jobs in that folder: name -> description."""
     files = sorted((shipped / "jobs").glob("*.py"))
     return {file.stem: summary(file.read_text(encoding="utf-8")) for file in files}
 
 
 def summary(page: str) -> str:
-    """Return what an example does: the first line of its docstring."""
+    """Return the description of an example, which is the first line of its docstring."""
     return (ast.get_docstring(ast.parse(page)) or "").partition("\n")[0]
 
 
@@ -244,20 +244,20 @@ def summary(page: str) -> str:
 
 
 def wheel_for_nodes(shipped: Path) -> tuple[str, bytes] | None:
-    """Return file name and content of a wheel of the installed raytf, or None if a registry has this version.
+    """Return the file name and content of a wheel of the installed raytf, or None if a registry has this version.
 
     Raises:
         ConfigError: raytf is not installed.
     """
     package = installed()
-    # PEP 610: pip writes this file when it installs from a folder, a file or a repository, and not from a registry.
+    # PEP 610: pip writes this file if it installs from a folder, a file or a repository, but not from a registry.
     return build_wheel(package, shipped) if package.read_text("direct_url.json") else None
 
 
 def build_wheel(package: Distribution, shipped: Path) -> tuple[str, bytes]:
-    """Return file name and content of a wheel of an installation, editable or not.
+    """Return the file name and content of a wheel of an installation, editable or not.
 
-    Equal code gives equal bytes, so that `ray up` sets no node up again for nothing.
+    Equal code produces equal bytes, so that `ray up` does not set up unchanged nodes again.
     """
     stem = f"{DISTRIBUTION.replace('-', '_')}-{package.version}"
     out, record = io.BytesIO(), f"{stem}.dist-info/RECORD"
@@ -277,12 +277,12 @@ def installed() -> Distribution:
     Raises:
         ConfigError: raytf is not installed.
     """
-    # A checkout may hold notes of setuptools (*.egg-info), which are found first there and are no metadata of a wheel.
+    # A checkout may contain *.egg-info of setuptools, which is found first but is not the metadata of a wheel.
     for package in importlib.metadata.distributions(name=DISTRIBUTION):
         if package.read_text("METADATA"):
             return package
     raise ConfigError(
-        f"raytf is not installed, so that a project cannot install it either. Type: pip install -e "
+        f"raytf is not installed, so a project cannot install it either. Run: pip install -e "
         f"{Path(raytf.__file__).parents[1]}"
     )
 
@@ -301,6 +301,6 @@ def _wheel_files(package: Distribution, shipped: Path, stem: str) -> Iterator[tu
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    entry = zipfile.ZipInfo(name)  # of 1980, by default
+    entry = zipfile.ZipInfo(name)  # dated 1980 by default
     entry.external_attr = 0o100644 << 16
     archive.writestr(entry, content, zipfile.ZIP_DEFLATED)

@@ -1,4 +1,4 @@
-"""`raytf node -- COMMAND ...`: run a Ray node that leaves in time, on SIGTERM as on a cloud's notice."""
+"""`raytf node -- COMMAND ...`: run a Ray node that drains in time on SIGTERM or a preemption notice."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from raytf.config.flags import NoticeSection
 from raytf.config.terminal_text import say
 from raytf.errors import ClusterError, ConfigError
 
-#: Seconds between two checks whether a Ray node is up, and whether its workers have left.
+#: Seconds between two checks whether a Ray node has started, and whether its workers have exited.
 _NODE_SECONDS = 0.5
-#: Seconds between two checks whether the node is still up, and for which the command can outlive it.
+#: Seconds between two checks whether the node still runs, and seconds that the command may outlive it.
 _STAY_SECONDS, _FOLLOW_SECONDS = 5.0, 10.0
-#: Seconds of the margin that are left for SIGKILL to take effect.
+#: Seconds at the end of the grace period for SIGKILL to take effect.
 _KILL_SECONDS = 1.0
-#: Forwarded as they arrive; the caller decides about SIGTERM and SIGINT.
+#: Signals to forward immediately, and signals that `Command.wait` returns to its caller.
 _PASSED_ON = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _ASKED = (signal.SIGTERM, signal.SIGINT)
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
@@ -41,26 +41,26 @@ _WORKER = "RayTrainWorker"
 
 @dataclass(frozen=True)
 class Node:
-    """Run a Ray node that leaves in time, e.g. as the first process of a pod: raytf node -- ray start --block ...
+    """Run a Ray node that drains in time, e.g. as the first process of a pod: raytf node -- ray start --block ...
 
-    On SIGTERM, which Kubernetes sends before it kills a pod, Ray is asked to drain the node. The command is stopped
-    once no Ray Train worker runs here, at the latest when the grace period is nearly over. The clouds' notices are
-    watched too. After `ray stop`, which `ray start --block` outlives, the command is stopped.
+    On SIGTERM, which Kubernetes sends before it kills a pod, and on the cloud's preemption notice, Ray drains the node.
+    After SIGTERM, the command is stopped when no Ray Train worker runs here, or shortly before the grace period ends.
+    It is also stopped after `ray stop`, which `ray start --block` outlives.
     """
 
     command: tyro.conf.Positional[tuple[str, ...]] = ()
-    """What to run, after `--`; it must stay in the foreground, as `ray start --block` does."""
+    """The command to run, after `--`; it must stay in the foreground, as `ray start --block` does."""
     grace_seconds: float = 30.0
-    """From SIGTERM to SIGKILL: terminationGracePeriodSeconds of the pod."""
+    """Seconds from SIGTERM to SIGKILL: terminationGracePeriodSeconds of the pod."""
     margin_seconds: float = 5.0
-    """The part of that in which the command can stop by itself."""
+    """The last seconds of the grace period, in which the command can stop by itself."""
     notices: tyro.conf.OmitArgPrefixes[NoticeSection] = field(default_factory=NoticeSection)
 
     def check(self) -> None:
-        """Refuse what cannot work.
+        """Check that the flags can work.
 
         Raises:
-            ConfigError: says which flag, what was expected and how to fix it.
+            ConfigError: a flag cannot work; the message says what was expected and how to fix it.
         """
         if not self.command:
             raise ConfigError("No command given. Usage: raytf node -- ray start --block --address=HEAD:6379")
@@ -74,7 +74,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Raylet:
-    """Ray's process on this node.
+    """The Ray node that runs here.
 
     Attributes:
         node_id: 56 hexadecimal digits.
@@ -86,9 +86,9 @@ class Raylet:
 
 
 class Command:
-    """A command, run as the first process of a pod does: signals are passed on, and its orphans are reaped.
+    """A command, run as if by the first process of a pod: signals are forwarded, and orphaned processes reaped.
 
-    Made in the main thread of a process that starts no other children: those would be reaped here.
+    Create it in the main thread of a process without other children, because it would reap them, too.
 
     Args:
         command: a program and its arguments.
@@ -109,7 +109,7 @@ class Command:
         self.code: int | None = None
 
     def wait(self, seconds: float) -> int | None:
-        """Wait at most some seconds for the command's end or for SIGTERM or SIGINT, and return the signal, if any."""
+        """Wait until the command exits, SIGTERM or SIGINT arrives, or time is up. Return the signal, if any."""
         deadline = time.monotonic() + seconds
         while self.code is None:
             self._reap()
@@ -126,17 +126,17 @@ class Command:
         return None
 
     def send(self, number: int) -> None:
-        """Send a signal to the command itself while it lives."""
+        """Send a signal to the command's process, if it still runs."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
     def workers(self) -> int:
-        """Return how many Ray Train workers descend from it."""
+        """Return how many Ray Train workers descend from the command."""
         return sum(_WORKER in " ".join(line) for line in self._lines())
 
     def raylet(self) -> Raylet | None:
-        """Return the Ray node that it has started, if there is one yet."""
+        """Return the Ray node that the command has started, or None if it has not started yet."""
         for line in self._lines():
             text = " ".join(line)
             if "raylet/raylet" in line[0]:
@@ -167,7 +167,7 @@ class Command:
 
 
 def main(flags: Node) -> None:
-    """Run the command; exits with its code, 128 + N where signal N ended it."""
+    """Run the command, and exit with its code, or 128 + N if signal N killed it."""
     flags.check()
     command = Command(flags.command)
     watching = False
@@ -180,7 +180,7 @@ def main(flags: Node) -> None:
                 watching = True
                 _watch_notices(flags.notices, raylet)
         elif watching and time.monotonic() - seen > _FOLLOW_SECONDS:
-            _say("Ray has stopped here; stopping the command, which has not noticed")
+            _say("Ray has stopped here; stopping the command, which still runs")
             _end(command, time.monotonic() + flags.margin_seconds)
             break
         asked = command.wait(_STAY_SECONDS if watching else _NODE_SECONDS)
@@ -194,20 +194,20 @@ def main(flags: Node) -> None:
 
 
 def _leave(command: Command, grace: float, margin: float) -> None:
-    """Have Ray leave this node, and end the command before the grace period is over."""
+    """Drain this node, and stop the command before the grace period is over."""
     end = time.monotonic() + grace
     last = end - margin
     raylet = command.raylet()
     if raylet is not None:
         _say(f"SIGTERM: asking Ray to drain node {raylet.node_id[:8]}, which stops in {grace:.0f} s")
-        # Not here: Ray may take its time to answer, and the grace period runs.
+        # In a thread, because Ray may answer late and the grace period is running.
         threading.Thread(target=_drain, args=(raylet, last - time.monotonic()), daemon=True).start()
         _wait_for_workers(command, last)
     _end(command, end - _KILL_SECONDS)
 
 
 def _end(command: Command, last: float) -> None:
-    """Send SIGTERM, and SIGKILL if the command still runs at a given time."""
+    """Send SIGTERM to the command, and SIGKILL if it still runs at the time `last`."""
     command.send(signal.SIGTERM)
     while command.code is None and (left := last - time.monotonic()) > 0:
         asked = command.wait(left)
@@ -220,7 +220,7 @@ def _wait_for_workers(command: Command, last: float) -> None:
     workers = command.workers()
     while command.code is None and workers and (left := last - time.monotonic()) > 0:
         if command.wait(min(_NODE_SECONDS, left)) is not None:
-            return  # asked again: at once, then
+            return  # another signal: stop waiting
         workers = command.workers()
     _say(f"{workers or 'no'} Ray Train worker{'s' if workers > 1 else ''} left here; stopping the command")
 

@@ -19,40 +19,40 @@ from raytf.inference.serving.served_versions import bounds
 class Predict:
     """Predict for every record of a data set and write the predictions beside its columns, in the order of the records.
 
-    The output appears when it is whole. Processes that die are replaced, and what they were doing is done again.
+    The output appears only when it is complete. Processes that die are replaced, and their work is repeated.
     """
 
     model: tyro.conf.Positional[str]
     """A run with an export (STORAGE/NAME, or its name in ~/raytf-runs), a folder of versions such as
-    s3://bucket/models/mnist, or one of those."""
+    s3://bucket/models/mnist, or a version in such a folder."""
     input: tyro.conf.Positional[str]
     """A file or folder, local, s3://, gs:// or az://: Parquet, CSV, JSONL, TFRecords, images, one .npz, MNIST's IDX
     files; or digits or mnist for their test images."""
     output: tyro.conf.Positional[str]
     """The file to write: .parquet, .csv or .jsonl; local, s3://, gs:// or az://."""
     version: int | None = None
-    """Version of the model; by default the newest."""
+    """Version of the model; by default the newest one."""
     x: tuple[str, ...] = ()
-    """The column that the model takes; several columns of numbers become a vector; INPUT=COLUMN for a model with
-    several inputs. By default found by name."""
+    """The column for the model's input. Several columns of numbers become a vector; use INPUT=COLUMN for a model with
+    several inputs. By default columns are matched by name."""
     keep: str = "scalars"
-    """Columns of the input to write beside predictions: scalars (columns without arrays), all, none, or A,B."""
+    """Columns of the input to write beside the predictions: scalars (all without arrays), all, none, or A,B."""
     classes: bool = False
-    """Write the class with the largest output, and that output as score, instead of all outputs."""
+    """Write the class with the largest output, and that output as its score, instead of all outputs."""
     fit: Literal["crop", "stretch"] = "crop"
-    """How an image file of another shape gets that of the model: cropped, or distorted; as in training."""
+    """How to fit an image to the model's input shape: crop or stretch (distort) it, as in training."""
     batch_size: Annotated[int, Ge(1)] = 256
     """Records in one call of the model."""
     workers: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
-    """Processes that hold the model, or the fewest and the most."""
+    """Number of processes that hold the model, or the fewest and the most."""
     cpus_per_worker: Annotated[float, Gt(0)] = 1.0
-    """CPUs, and threads of TensorFlow, for each of them."""
+    """CPUs and TensorFlow threads of each of these processes."""
     gpus_per_worker: Annotated[float, Ge(0)] = 0.0
-    """GPUs for each of them."""
+    """GPUs of each of these processes."""
     overwrite: bool = False
     """Replace an existing output."""
     verbose: bool = False
-    """Show the messages of TensorFlow and Ray too."""
+    """Also show the messages of TensorFlow and Ray."""
 
 
 def main(flags: Predict) -> None:
@@ -82,7 +82,7 @@ def main(flags: Predict) -> None:
 
 
 class _Bar:
-    """The number of finished records: a bar on a terminal, a line now and then elsewhere."""
+    """The progress of a prediction: a bar on a terminal, a line every few seconds elsewhere."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

@@ -1,4 +1,4 @@
-"""`raytf prove RUN`: check that a run's records fit together, and compute a share of its steps again."""
+"""`raytf prove RUN`: check that a run's records are consistent, and compute a share of its steps again."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from raytf.storage.storage import Storage
 
 @dataclass(frozen=True)
 class Prove:
-    """Check that a run's step log and its checkpoints are intact and consistent with each other, then compute a random
+    """Check that a run's step log and its checkpoints are intact and consistent with each other. Then compute a random
     share of its steps again and compare every bit: raytf prove s3://bucket/runs/mnist -- python train.py
 
     Pass the command of the program that trained the run after `--`; commands recorded in the run's folder are never
-    run. `--share 0` computes nothing and needs no program. The run's folder is read and never changed. The exit code is
-    1 if a check fails or no step can be computed again. `raytf verify` checks only the checkpoints.
+    run. `--share 0` computes nothing and needs no program. The run's folder is never changed. The exit code is 1 if a
+    check fails or no step can be computed again. `raytf verify` checks only the checkpoints.
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
@@ -39,23 +39,23 @@ class Prove:
     """Share of the steps to compute again, from 0 to 1, rounded up to whole intervals between two checkpoints. 0
     computes nothing."""
     workers: Annotated[int, annotated_types.Ge(1)] = 1
-    """How many workers compute the steps; the number does not change the result."""
+    """Number of workers that compute the steps; it does not change the result."""
     program: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("-- COMMAND ...")] = ""
-    """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
+    """The command of the program, as one text for a shell; passing it after `--` is easier."""
 
 
 def main(flags: Prove) -> None:
     """Print the findings, and exit with 1 if a check fails."""
     run = Storage(run_uri(flags.run))
     if not run.list(run_log.STEPS):
-        raise ConfigError(f"{run.locate('')} has noted no step. Expected the folder of a run, STORAGE/NAME.")
+        raise ConfigError(f"{run.locate('')} has no recorded steps. Expected the folder of a run, STORAGE/NAME.")
     words = step_replay.words_of(run, flags.program, f"raytf prove {shlex.quote(flags.run)}") if flags.share else []
     report = chain_check.check(run)
     for line in (*report.problems, *report.notes):
         say(line)
     if report.problems:
         sys.exit(1)
-    say(f"the records of {report.steps} steps and {len(report.checkpoints)} checkpoints fit together")
+    say(f"the records of {report.steps} steps and {len(report.checkpoints)} checkpoints are consistent")
     if not flags.share:
         return
     every = chain_check.intervals(report.checkpoints)
@@ -76,7 +76,7 @@ def main(flags: Prove) -> None:
         f"{computed} of {report.steps} steps were computed again, and all of their bits are the same. A forged or "
         "skipped step would have been detected with a probability of "
         f"{chain_check.chance(computed, report.steps):.1%}, "
-        f"at least one of ten with {chain_check.chance(computed, report.steps, 10):.1%}"
+        f"and at least one of ten such steps with {chain_check.chance(computed, report.steps, 10):.1%}"
     )
 
 

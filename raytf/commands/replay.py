@@ -23,11 +23,11 @@ from raytf.storage.storage import Storage
 
 @dataclass(frozen=True)
 class Replay:
-    """Compute a step of a run again on this machine, from the nearest checkpoint before it, and compare every step on
-    the way with what the run has noted: raytf replay ~/raytf-runs/mnist --step 1234 -- python train.py
+    """Compute a step of a run again on this machine, from the nearest checkpoint before it, and compare every step from
+    there with the run's records: raytf replay ~/raytf-runs/mnist --step 1234 -- python train.py
 
-    Pass the command of the program that trained the run after `--`; nothing that the run's folder records is run. The
-    run itself is only read, and may still train. The exit code is 1 where a step differs or nothing can be compared.
+    Pass the command of the program that trained the run after `--`; commands recorded in the run's folder are never
+    run. The run is not changed, and may still train. The exit code is 1 if a step differs or nothing can be compared.
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
@@ -35,18 +35,18 @@ class Replay:
     step: Annotated[int, Ge(1)]
     """The step to compute again, counted from 1."""
     workers: Annotated[int, Ge(1)] = 1
-    """How many workers compute it; the result is the same."""
+    """Number of workers that compute it; the number does not change the result."""
     dump: Path | None = None
-    """Write what there is to see of the step to this folder: its records with their losses, as pictures where they are
-    pictures, norms of gradients, and weights before and after it."""
+    """Write the content of the step to this folder: its records with their losses (images as pictures), norms of
+    gradients, and the weights before and after the step."""
     notebook: bool = False
-    """Print the lines of Python that load what --dump has written."""
+    """Print Python code that loads the files of --dump."""
     program: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("-- COMMAND ...")] = ""
-    """The command of the program, as one text for a shell; it is easier to pass it after `--`."""
+    """The command of the program, as one text for a shell; passing it after `--` is easier."""
 
 
 def main(flags: Replay) -> None:
-    """Print the comparison; exits with 1 where a step differs, or nothing can be compared."""
+    """Print the comparison, and exit with 1 if a step differs or nothing can be compared."""
     run, dump = Storage(run_uri(flags.run)), _folder(flags)
     noted = step_replay.read_noted(run)
     _check(run, noted, flags)
@@ -68,9 +68,9 @@ def main(flags: Replay) -> None:
 
 
 def loaded(dump: str, notebook: bool) -> list[str]:
-    """Return where a dump is, and how to load it, for people."""
+    """Return lines that say where a dump is, or for a notebook the Python code that loads it."""
     if not notebook:
-        return [f"what there is to see of the step is in {dump}; records.csv has the highest loss first"]
+        return [f"the content of the step is in {dump}; records.csv lists the highest loss first"]
     return [
         "import csv, numpy",
         f"records, batch = list(csv.DictReader(open({dump + '/records.csv'!r}))), numpy.load({dump + '/batch.npz'!r})",
@@ -79,23 +79,23 @@ def loaded(dump: str, notebook: bool) -> list[str]:
 
 
 def _folder(flags: Replay) -> str:
-    """Return the folder of the dump, empty for none; refuse one that cannot take it."""
+    """Return the folder for the dump, or an empty text for none. Refuse a folder with other files."""
     if flags.dump is None:
         if flags.notebook:
-            raise ConfigError("--notebook prints what loads a dump. Pass --dump DIR, too.")
+            raise ConfigError("--notebook prints the code that loads a dump. Also pass --dump DIR.")
         return ""
     if flags.workers != 1:
-        raise ConfigError(f"--dump with --workers {flags.workers}: one worker sees all records. Leave out --workers.")
+        raise ConfigError(f"--dump with --workers {flags.workers}: a dump needs a single worker. Leave out --workers.")
     if flags.dump.exists() and (not flags.dump.is_dir() or any(flags.dump.iterdir())):
-        raise ConfigError(f"--dump {flags.dump}: expected a folder that is empty or not there yet.")
+        raise ConfigError(f"--dump {flags.dump}: expected a folder that is empty or does not exist.")
     return str(flags.dump.absolute())
 
 
 def comparison_lines(comparison: StepComparison, begin: int, end: int) -> list[str]:
-    """Return the result, for people.
+    """Return the result for people, one line each.
 
     Args:
-        begin: the step of the checkpoint.
+        begin: the step of the checkpoint at which the computation started.
         end: the last step that was computed again.
     """
     lines = []
@@ -108,7 +108,7 @@ def comparison_lines(comparison: StepComparison, begin: int, end: int) -> list[s
         assert difference is not None
         shards = ", ".join(map(str, difference.shards[:8])) or "none by its own digest"
         tensors = ", ".join(difference.tensors[:8]) or "not known"
-        lines.append(f"{before}step {comparison.differs} differs from what the run has noted")
+        lines.append(f"{before}step {comparison.differs} differs from the run's records")
         lines.append(f"  shards: {shards}{' ...' * (len(difference.shards) > 8)}")
         lines.append(f"  tensors: {tensors}{' ...' * (len(difference.tensors) > 8)}")
     if comparison.unknown:
@@ -116,7 +116,7 @@ def comparison_lines(comparison: StepComparison, begin: int, end: int) -> list[s
         lines.append(f"{steps} cannot be compared bit by bit: {comparison.why}")
     if comparison.farthest is not None:
         at, run, here = comparison.farthest
-        lines.append(f"  their losses differ, most in step {at}: {run:.9g} was noted, {here:.9g} was computed")
+        lines.append(f"  their losses differ, most in step {at}: {run:.9g} was recorded, {here:.9g} was computed")
     elif comparison.losses:
         losses = "the loss is" if comparison.losses == 1 else f"{comparison.losses} losses are"
         lines.append(f"  {losses} the same")
@@ -124,16 +124,16 @@ def comparison_lines(comparison: StepComparison, begin: int, end: int) -> list[s
 
 
 def _check(run: Storage, noted: NotedSteps, flags: Replay) -> None:
-    """Refuse what cannot be compared before anything is started."""
+    """Refuse a step that cannot be compared, before anything starts."""
     if not noted.losses:
-        raise ConfigError(f"{run.locate('')} has noted no step yet. Expected the folder of a run, STORAGE/NAME.")
+        raise ConfigError(f"{run.locate('')} has no recorded steps yet. Expected the folder of a run, STORAGE/NAME.")
     last = max(noted.losses)
     if flags.step > last:
         raise ConfigError(
-            f"--step {flags.step}: {run.locate('')} has noted {last} steps. They are noted with each checkpoint."
+            f"--step {flags.step}: {run.locate('')} has recorded {last} steps. It records them with each save."
         )
     if noted.digests.of(flags.step) is None:
         say(
-            f"the run has no digest of step {flags.step}, so losses are compared: sums of floats and --no-digests have "
-            "none, nor had raytf before it had `raytf replay`"
+            f"the run has no digest of step {flags.step}, so losses are compared. Runs with float sums, with "
+            "--no-digests or from an old raytf have no digests."
         )

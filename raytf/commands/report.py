@@ -1,4 +1,4 @@
-"""`raytf report RUN --html FILE`: draw a run as a page."""
+"""`raytf report RUN --html FILE`: write a run as an HTML page."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from raytf.runs.report.page import draw
 
 @dataclass(frozen=True)
 class Report:
-    """Draw a run as one HTML page that needs no network: timeline, restarts by phases, ledger, events."""
+    """Write a run as one HTML page that works offline: timeline, restarts by phases, ledger, events."""
 
     run: tyro.conf.Positional[str]
     """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     html: str = "report.html"
-    """The page, a local file; an existing one is replaced."""
+    """The local file for the page; an existing file is replaced."""
 
 
 def main(flags: Report) -> None:

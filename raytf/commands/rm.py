@@ -18,16 +18,16 @@ from raytf.runs.lease import LEASE_FILE, Lease, is_held
 from raytf.storage.local_files import StoredFile
 from raytf.storage.storage import Storage
 
-#: Files that `raytf tune` adds to its trials and to the copy of the best one.
+#: Files that `raytf tune` adds to its trials and to the copy of the best trial.
 _OF_SEARCHES = ("job.log", "parameters.json")
-#: Foreign entries that a refusal names.
+#: Maximum number of foreign entries that a refusal names.
 _NAMED = 3
 
 
 @dataclass(frozen=True)
 class Remove:
     """Delete runs with all their files: checkpoints, results, exported models and logs. The name of a program or of a
-    search stands for all of its runs. Asks first, and refuses a run that is being trained.
+    search stands for all of its runs. raytf asks first, and refuses to delete a run that is being trained.
     """
 
     runs: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -41,10 +41,10 @@ class Removal:
     """A planned deletion.
 
     Attributes:
-        place: folder of a run, of a program's runs, or of a search.
-        owners: folders below it, each of which has a lease: that of each run, or of the search.
-        what: is in it, for people.
-        bytes: of all files.
+        place: the folder of a run, of a program's runs, or of a search.
+        owners: the folders in it that have a lease, one for each run or one for the search.
+        what: a description of its content, for people.
+        bytes: the size of all files.
     """
 
     place: Storage
@@ -69,13 +69,13 @@ def main(flags: Remove) -> None:
 
 
 def find(place: Storage) -> Removal:
-    """Return what a folder holds, if it may be deleted.
+    """Plan the deletion of a folder.
 
     Args:
-        place: folder of a run, of a program's runs, or of a search.
+        place: the folder of a run, of a program's runs, or of a search.
 
     Raises:
-        ConfigError: it is none of these, or holds files that raytf has not written.
+        ConfigError: the folder is none of these, or has files that raytf did not write.
         RunInUseError: a live process owns a run in it.
     """
     files = place.files()
@@ -99,7 +99,7 @@ def find(place: Storage) -> Removal:
         above, _, name = f"/{file.name}".rpartition("/")
         if name == LEASE_FILE and is_held(place.child(above.strip("/")) if above else place):
             raise RunInUseError(
-                f"{place.locate(above.strip('/'))} is in use by a live process. Stop that first, with Ctrl-C in its "
+                f"{place.locate(above.strip('/'))} is in use by a live process. Stop it first, with Ctrl-C in its "
                 "terminal or with `ray job stop`, then delete the run."
             )
     if is_search:
@@ -115,7 +115,7 @@ def foreign(files: Sequence[str], runs: int, is_search: bool) -> list[str]:
     Args:
         files: names of all files in the folder.
         runs: how many runs of a program it holds; 0 for the folder of one run or of a search.
-        is_search: whether it is that of a search.
+        is_search: whether it is the folder of a search.
     """
     entries = []
     for name in files:
@@ -132,11 +132,11 @@ def foreign(files: Sequence[str], runs: int, is_search: bool) -> list[str]:
 
 
 def remove(removal: Removal) -> None:
-    """Delete the files of a removal, while nobody else can start its runs.
+    """Delete the files of a removal, while holding the leases so that no other process can start its runs.
 
     Raises:
-        RunInUseError: somebody has started one meanwhile.
-        StorageError: storage refuses.
+        RunInUseError: a process has started one of the runs since the check.
+        StorageError: the storage refuses.
     """
     place = removal.place
     with contextlib.ExitStack() as leases:
@@ -145,7 +145,7 @@ def remove(removal: Removal) -> None:
         for base in removal.owners if removal.owners[0].isdecimal() else ("",):
             inside = f"{base}/" if base else ""
             entries = {entry.rstrip("/") for entry in place.list(base)} - {LEASE_FILE, run_folder.SEARCH}
-            # The files that mark a run are deleted last, so that an interrupted deletion can be repeated.
+            # Delete the files that mark a run last, so that an interrupted deletion can be repeated.
             for entry in sorted(entries, key=lambda entry: entry in RUN_MARKS):
                 place.delete(f"{inside}{entry}")
     place.delete("")
@@ -158,7 +158,7 @@ def _is_own(entry: str) -> bool:
 
 def _is_confirmed(count: int) -> bool:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("raytf rm asks before it deletes, and there is no terminal to ask on. Pass --yes.")
+        raise ConfigError("raytf rm asks before it deletes, but there is no terminal to ask on. Pass --yes.")
     try:
         return input(f"delete {'it' if count == 1 else 'them'}? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:

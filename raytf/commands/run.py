@@ -1,4 +1,4 @@
-"""`raytf run SCRIPT.py`: run a Keras program as it is, with its `fit` carried out by workers."""
+"""`raytf run SCRIPT.py`: run an unchanged Keras program, with each `fit` on workers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _EXPECTED = "Expected: raytf run [flags] SCRIPT.py [its arguments]"
 
 @dataclass(frozen=True)
 class Run:
-    """Run a Keras program as it is, with its training on workers:
+    """Run an unchanged Keras program, with its training on workers:
     raytf run --workers 1:4 --storage s3://bucket/runs train.py --its-own flags
 
-    Each `model.fit(...)` of the program is a run of its own, NAME/1, NAME/2 and so on, and returns with the trained
-    weights in the program's model and a History. The same command continues where it was stopped: calls that have
-    finished return at once. `evaluate` and `predict` stay in the program. NAME is --run, by default the script's name.
+    Each `model.fit(...)` of the program is a separate run: NAME/1, NAME/2 and so on. It sets the trained weights in the
+    program's model and returns a History. The same command continues where it stopped; finished calls return
+    immediately. `evaluate` and `predict` run in the program. NAME is --run, by default the script's name.
     """  # noqa: D415
 
     program: Annotated[str, Rest("SCRIPT.py [its arguments]")] = ""
-    """The script and its arguments, as one text for a shell; or pass them at the end."""
+    """The script and its arguments, as one text for a shell; passing them at the end is easier."""
     train: Flags = field(default_factory=TrainConfig)
 
 
 def arguments(args: Sequence[str]) -> list[str]:
-    """Take everything from the first Python file on as the program with its own arguments."""
+    """Return arguments with everything from the first Python file on as the value of --program."""
     own = list(args)
     at = next((i for i, arg in enumerate(own) if arg.endswith(".py") and not arg.startswith("-")), None)
     if at is None:
@@ -46,7 +46,7 @@ def main(flags: Run) -> None:
     """Run the command."""
     words = shlex.split(flags.program)
     if not words:
-        raise ConfigError(f"there is no script. {_EXPECTED}")
+        raise ConfigError(f"No script given. {_EXPECTED}")
     flags.train.check()
     with _process.working("importing Ray"):
         from raytf.driver import keras_program

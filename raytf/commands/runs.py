@@ -24,7 +24,7 @@ from raytf.storage.storage import Storage
 
 @dataclass(frozen=True)
 class Runs:
-    """List runs with their state, steps, metric, checkpoints, size and age; the trials of a search are one row."""
+    """List runs with their state, steps, metric, checkpoints, size and age; a search is one row."""
 
     storage: tyro.conf.Positional[str] = USUAL
     """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
@@ -36,7 +36,7 @@ def main(flags: Runs) -> None:
     """Print the runs."""
     storage = Storage(flags.storage)
     if storage.is_local and not os.path.isdir(storage.root) and storage.root != Storage(USUAL).root:
-        raise ConfigError(f"there is no folder {storage.locate('')}. Expected one in which runs are kept.")
+        raise ConfigError(f"there is no folder {storage.locate('')}. Expected a folder in which runs are kept.")
     storage = answering(flags.storage)
     runs = inventory.survey(storage, lambda message: say(message, file=sys.stderr))
     if flags.json:
@@ -53,16 +53,15 @@ def document(runs: Sequence[Run]) -> str:
 
 
 def row(run: Run) -> dict[str, Any]:
-    """Return a run of a list, as JSON."""
+    """Return a run as a JSON object."""
     return {name: value for name, value in asdict(run).items() if name not in ("epochs", "settings", "saves")}
 
 
 def listing(runs: Sequence[Run], now: float) -> None:
-    """Print runs as a table; what is damaged has a column of its own where something is. A narrow terminal does without
-    some columns.
+    """Print runs as a table, with a column of problems if a run has any. A narrow terminal shows fewer columns.
 
     Args:
-        now: seconds of the epoch.
+        now: the current time, in seconds since the epoch.
     """
     columns = ("run", "state", "step", "metric", "best", "last", "checkpoints", "size", "changed")
     damaged = ("problems",) if any(run.problems for run in runs) else ()

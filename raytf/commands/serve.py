@@ -26,54 +26,54 @@ TOKEN_VARIABLE = "RAYTF_SERVE_TOKEN"
 class Serve:
     """Serve a model with the REST API of TensorFlow Serving, until Ctrl-C or SIGTERM.
 
-    Where RAY_ADDRESS is set, as in a job of `ray job submit`, replicas run on that cluster; else on a Ray of this
-    machine's own. New versions go live by themselves.
+    If RAY_ADDRESS is set, as in a job of `ray job submit`, replicas run on that cluster; otherwise raytf starts Ray on
+    this machine. New versions are loaded automatically.
     """
 
     model: tyro.conf.Positional[str]
     """A run with an export (STORAGE/NAME, or its name in ~/raytf-runs), a folder of versions such as
-    s3://bucket/models/mnist, or one of those."""
+    s3://bucket/models/mnist, or a version in such a folder."""
     name: str | None = None
-    """Name of the model in URLs; by default that of the run or folder."""
+    """Name of the model in URLs; by default the name of the run or folder."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 is all of this machine's."""
+    """Address to listen on; 0.0.0.0 listens on all addresses of this machine."""
     port: Annotated[int, Interval(ge=1, le=65535)] = 8501
-    """Port to listen on, by default that of TensorFlow Serving."""
+    """Port to listen on; the default is the port of TensorFlow Serving."""
     version: Annotated[int | None, Ge(0)] = None
-    """The version for requests that name none, loaded even if --versions leaves it out; by default the newest."""
+    """The version for requests without one, loaded even if --versions leaves it out; by default the newest."""
     versions: str = "latest"
     """Which versions are loaded: latest, latest:N (the newest N), all, or versions such as 1,3."""
     poll_seconds: Annotated[float, Interval(ge=0.1, lt=math.inf)] = 5.0
     """Seconds between two checks for new versions."""
     batch_size: Annotated[int, Ge(1)] = 64
-    """Most records in one call of the model; 1 never waits for other requests."""
+    """Maximum number of records in one call of the model; 1 never waits for other requests."""
     batch_wait_ms: Annotated[float, Interval(ge=0, lt=math.inf)] = 2.0
-    """How long the first request of a batch waits for others."""
+    """Milliseconds that the first request of a batch waits for others."""
     replicas: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
     """Number of replicas, or the fewest and the most."""
     target_requests: Annotated[float, Interval(ge=1, lt=math.inf)] = 16.0
-    """Average requests in progress in a replica, above which one is added and below which one is removed."""
+    """Target number of requests in progress per replica; above it replicas are added, below it removed."""
     cpus_per_replica: Annotated[float, Interval(ge=0.01, lt=math.inf)] = 1.0
-    """CPUs, and threads of TensorFlow, for each replica."""
+    """CPUs and TensorFlow threads of each replica."""
     gpus_per_replica: Annotated[float, Interval(ge=0, lt=math.inf)] = 0.0
-    """GPUs for each replica; with 0.5 two share one."""
+    """GPUs of each replica; with 0.5, two replicas share one GPU."""
     max_body_mb: Annotated[float, Interval(ge=0.001, lt=math.inf)] = 32.0
     """Largest body of a request, in MiB."""
     auth_token: bool = False
     """Require the header `Authorization: Bearer TOKEN`, with the token from the environment variable
     RAYTF_SERVE_TOKEN."""
     auth_token_file: str | None = None
-    """Likewise, with the token in the first line of this file."""
+    """Require the header as for --auth-token, with the token from the first line of this file."""
     proxies: Literal["head", "every-node"] = "head"
     """Where to listen: on the cluster's head, or on each of its nodes, for a load balancer."""
     verbose: bool = False
-    """Show the messages of TensorFlow and Ray too."""
+    """Also show the messages of TensorFlow and Ray."""
 
     def check(self) -> None:
-        """Refuse what cannot work.
+        """Check that the flags can work.
 
         Raises:
-            ConfigError: says which flag, what was expected and how to fix it.
+            ConfigError: a flag cannot work; the message says what was expected and how to fix it.
         """
         if self.auth_token and self.auth_token_file is not None:
             raise ConfigError("--auth-token and --auth-token-file exclude each other: pass one of them.")
@@ -127,7 +127,7 @@ def main(flags: Serve) -> None:
 
 
 def _token_digest(flags: Serve) -> str | None:
-    """Return the SHA-256 of the token; the token itself is not passed on."""
+    """Return the SHA-256 of the token, which replicas compare, or None without authentication."""
     if flags.auth_token_file is not None:
         try:
             with open(os.path.expanduser(flags.auth_token_file), encoding="utf-8") as stream:

@@ -1,4 +1,4 @@
-"""`raytf show RUN`: show the state of a run, and where its time went."""
+"""`raytf show RUN`: show the state of a run, and how it spent its time."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from raytf.runs.status import clock_text, number_text
 from raytf.runs.timeline import CATEGORIES
 from raytf.storage import strict_json
 
-#: Up to this many saves in a row have a line each; more become one line.
+#: Up to this many consecutive saves have one line each; more are combined into one line.
 _SAVES_IN_A_ROW = 2
 _STYLES = {"fault": "red", "notice": "yellow", "resize": "magenta", "start": "green"}
-#: Spikes that are shown: the latest ones.
+#: Maximum number of spikes to show; the latest are shown.
 _SPIKES = 10
-#: Seconds between two reads of a followed run, its events that are shown, and the states in which it is followed.
+#: With --follow: seconds between two reads, the number of events to show, and the states in which it continues.
 _FOLLOW_SECONDS, _FOLLOWED, _LIVING = 2.0, 12, ("running", "waiting")
-#: Where the output is not a terminal: wide enough for the text of an event.
+#: The width if the output is not a terminal, wide enough for the text of an event.
 _PLAIN_WIDTH = 160
 
 
 @dataclass(frozen=True)
 class Show:
-    """Show the state of a run, where its time went, what happened, and the steps that stand out."""
+    """Show the state of a run, how it spent its time, its events, and the steps that stand out."""
 
     run: tyro.conf.Positional[str]
     """The run's folder: STORAGE/NAME, such as s3://bucket/runs/mnist; or the name of a run in ~/raytf-runs."""
     json: bool = False
     """Print one JSON document instead."""
     follow: bool = False
-    """Show it again every 2 seconds while it runs, with the latest events."""
+    """Update the state and the latest events every 2 seconds while the run is active."""
 
     def check(self) -> None:
-        """Refuse what cannot be shown.
+        """Check that the flags can be combined.
 
         Raises:
-            ConfigError: two flags do not go together.
+            ConfigError: two flags exclude each other.
         """
         if self.json and self.follow:
             raise ConfigError("--follow shows tables, and --json prints one document. Pass one of them.")
@@ -75,10 +75,10 @@ def main(flags: Show) -> None:
 
 
 def follow(uri: str, console: Console | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Show a run until it runs no more.
+    """Show a run until it stops.
 
     Args:
-        console: standard output by default. If it is no terminal, events are printed as they happen.
+        console: standard output by default. If it is not a terminal, events are printed as they happen.
     """
     console, shown = console or Console(highlight=False), 0
     is_live = console.is_terminal
@@ -121,7 +121,7 @@ def document(run: History, outliers: Sequence[Spike] = ()) -> dict[str, Any]:
 
 
 def show(run: History, console: Console, outliers: Sequence[Spike] = ()) -> None:
-    """Print a history, and steps that stand out, as tables."""
+    """Print a history, and the steps that stand out, as tables."""
     console.print(_text(f"run {run.name} in {run.place}"), soft_wrap=True)
     for line in headline(run):
         console.print(_text(line), soft_wrap=True)
@@ -137,7 +137,7 @@ def show(run: History, console: Console, outliers: Sequence[Spike] = ()) -> None
     for problem in run.problems:
         console.print(Text(f"damaged: {problem}"), soft_wrap=True)
     if not run.events and not run.problems:
-        console.print("this run has no ledger: it was made by a version of raytf that did not write one")
+        console.print("this run has no ledger, because its version of raytf did not write one")
 
 
 def headline(run: History) -> list[str]:
@@ -159,7 +159,7 @@ def headline(run: History) -> list[str]:
 
 
 def _text(value: object, style: str = "") -> Text:
-    """Return a cell in which neither brackets nor escape sequences have an effect."""
+    """Return a cell in which brackets and escape sequences have no effect."""
     return Text(visible(value), style)
 
 
@@ -190,7 +190,7 @@ def _restarts(run: History) -> Table:
 
 
 def _phases(run: History) -> Table:
-    """Return a separate table: both together do not fit a terminal of 80 columns."""
+    """Return the phases of each start, as a separate table so that both fit a terminal of 80 columns."""
     table = _table("where each start spent its time", ">at", "seconds by phase")
     for r in run.restarts:
         table.add_row(_text(_at(run, r.time)), _text(timeline.describe(r.phases).partition(": ")[2]))
@@ -199,7 +199,7 @@ def _phases(run: History) -> Table:
 
 def _events(run: History) -> Table:
     table = _table("events", ">at", ">step", "kind", "what")
-    # Consecutive saves are one group, and every other event is one of its own.
+    # Consecutive saves are one group, and every other event is a separate group.
     numbered = enumerate(run.happenings)
     for _, group in itertools.groupby(numbered, lambda item: "save" if item[1].kind == "save" else item[0]):
         happenings = [h for _, h in group]
@@ -226,6 +226,6 @@ def _print_spikes(run: History, outliers: Sequence[Spike], console: Console) -> 
         table.add_row(steps, *(_text(spike.describe(name)) for name in QUANTITIES))
     console.print(table)
     if len(outliers) > len(shown):
-        console.print(f"the latest {len(shown)} of {len(outliers)}; --json has all")
+        console.print(f"the latest {len(shown)} of {len(outliers)}; --json shows all")
     worst = max(shown, key=lambda spike: spike.height)
-    console.print("what was in the highest one:", _text(worst.replayed(run.place)), soft_wrap=True)
+    console.print("to inspect the highest one:", _text(worst.replayed(run.place)), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`raytf submit CLUSTER_ADDRESS -- COMMAND ...`: run a job on a cluster, and submit it again until its run finishes."""
+"""`raytf submit CLUSTER_ADDRESS -- COMMAND ...`: run a job on a cluster, and resubmit it until its run finishes."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ class Submit:
     """Run a command on a cluster, follow its output, and submit it again if its driver or the head dies:
     raytf submit http://HEAD:8265 -- python jobs/mnist.py --run a --storage s3://bucket/runs
 
-    The exit code is 0 when the run has finished, 1 when it failed or was stopped, 2 when it was refused, 130 after
-    Ctrl-C, which leaves the job running.
+    The exit code is 0 if the run finished, 1 if it failed or was stopped, 2 if it was refused, and 130 after Ctrl-C,
+    which leaves the job running.
     """  # noqa: D415
 
     address: tyro.conf.Positional[tuple[str, ...]] = ()
     """The cluster's job server: http://HOST:8265."""
     command: Annotated[str, Rest("-- COMMAND ...")] = ""
-    """What to run, as one text for a shell; or give it after `--`."""
+    """The command to run, as one text for a shell; passing it after `--` is easier."""
     working_dir: str = "."
-    """A folder that is packed once and sent with the job; '' for none."""
+    """A folder that is packed once and uploaded with the job; '' for none."""
     env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """NAME=VALUE for the job and its workers; can be repeated."""
     wait: bool = True
-    """Follow the job to its end. Without it nobody submits it again."""
+    """Follow the job until it ends. With --no-wait, it is not submitted again."""
     max_resubmits: Annotated[str, tyro.conf.arg(metavar="N|unlimited")] = "20"
-    """Most resubmissions in a row of jobs that ran for less than ten minutes."""
+    """Maximum number of consecutive resubmissions of jobs that ran for less than ten minutes."""
     head_seconds: Annotated[float, Gt(0)] = 3600.0
-    """Give up after so many seconds without an answer from the head."""
+    """Give up after this many seconds without an answer from the head."""
     stop_on_interrupt: bool = False
-    """Ctrl-C also stops the job; a run saves first."""
+    """Also stop the job on Ctrl-C; the run saves first."""
 
 
 def main(flags: Submit) -> None:
-    """Run the command; exits with its code."""
+    """Run the command, and exit with its code."""
     from raytf.cluster import submission
 
     if len(flags.address) != 1 or not flags.command.strip():
-        missing = "there is no address" if not flags.address else "there is nothing to run"
+        missing = "No address given" if not flags.address else "No command given"
         raise ConfigError(f"{missing}. Expected: raytf submit http://HOST:8265 -- python jobs/mnist.py --workers 1:4")
     address = submission.address_of(flags.address[0])
     limits = _limits(flags)
@@ -75,7 +75,7 @@ def main(flags: Submit) -> None:
         code = _run(flags, address, limits, runtime_env, Path(scratch))
     try:
         sys.stdout.flush()
-    except OSError:  # Python would try once more, and leave with a code of its own
+    except OSError:  # Python would flush again and exit with another code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
@@ -95,7 +95,7 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
     try:
         job.begin()
         if not flags.wait:
-            _say(f"not waiting for it: {_how(address, job.name)}")
+            _say(f"not waiting for the job. {_how(address, job.name)}")
             return 0
         return job.wait()
     except KeyboardInterrupt:
@@ -108,12 +108,12 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
             job.stop()
             _say(f"{program.next_submission(flags.command)} continues from the last checkpoint")
         else:
-            _say(f"interrupted; job {job.name} continues, and nobody submits it again. {_how(address, job.name)}")
+            _say(f"interrupted; job {job.name} continues, but will not be resubmitted. {_how(address, job.name)}")
         return _INTERRUPTED
 
 
 def _how(address: str, name: str) -> str:
-    return f"Follow it by the same command; stop it by: ray job stop --address {address} {shlex.quote(name)}"
+    return f"To follow it, run the same command; to stop it: ray job stop --address {address} {shlex.quote(name)}"
 
 
 def _limits(flags: Submit) -> Any:
@@ -131,19 +131,19 @@ def _say(message: str) -> None:
 
 
 def _show(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads the output any more; the run continues
+    with contextlib.suppress(OSError, ValueError):  # the output is closed; the run continues
         sys.stdout.write(log_text(text))
         sys.stdout.flush()
 
 
 def pack_working_dir(folder: str, into: Path) -> Path:
-    """Pack a folder as `ray job submit` does: without .git, and what .gitignore and .rayignore name.
+    """Pack a folder as `ray job submit` does: without .git and the files that .gitignore and .rayignore name.
 
     Args:
-        into: a folder for the package.
+        into: the folder for the package.
 
     Raises:
-        ConfigError: there is no such folder, or too much is in it.
+        ConfigError: the folder does not exist, or is too large.
     """
     for finding in local_files.working_dir(folder, local_environment.here()):
         if finding.severity is Severity.ERROR:
@@ -165,7 +165,7 @@ def _zip(folder: str, into: Path, most: int) -> Path:
     size = path.stat().st_size
     if size > most:
         raise ConfigError(
-            f"--working-dir {folder} makes a package of {size >> 20} MiB, and Ray's job server takes {most >> 20} MiB. "
-            "Name what is not needed in .rayignore or .gitignore; training data belongs into the bucket."
+            f"--working-dir {folder}: the package has {size >> 20} MiB, but Ray's job server accepts {most >> 20} MiB. "
+            "List unneeded files in .rayignore or .gitignore, and keep training data in the bucket."
         )
     return path

@@ -1,4 +1,4 @@
-"""`raytf tune JOB`: try values of a job's flags, each in a run of its own, and keep the best."""
+"""`raytf tune JOB`: try values of a job's flags, each in a separate run, and keep the best."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from raytf.runs.status import number_text
 
 @dataclass(frozen=True)
 class Tune:
-    """Try values of a job's flags, each in a run of its own, and keep the best:
+    """Try values of a job's flags, each in a separate run, and keep the best:
     raytf tune jobs/mnist.py --search 'learning_rate=loguniform(1e-4,1e-1)' --trials 8 -- --validation-share 0.1
 
-    The same command continues where it was stopped. What follows `--` are flags of the job for all trials.
+    The same command continues where it stopped. Flags after `--` are flags of the job for all trials.
     """  # noqa: D415
 
     job: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -29,31 +29,31 @@ class Tune:
     search: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """FLAG=KIND(VALUES), once for each flag: uniform(LOW,HIGH), loguniform(LOW,HIGH), quniform(LOW,HIGH,STEP),
     randint(LOW,HIGH) without HIGH itself, choice(A,B,...), or grid(A,B,...), whose points are tried one after another.
-    Any flag of the job or of raytf."""
+    FLAG is any flag of the job or of raytf."""
     trials: Annotated[int | None, Ge(1)] = None
     """Number of trials; by default all points of a grid, otherwise 8. A later command can ask for more."""
     metric: str = "val_loss"
-    """A metric at the end of an epoch; max:METRIC or min:METRIC if its name does not say which is better."""
+    """A metric at the end of an epoch; use max:METRIC or min:METRIC if its name does not imply which is better."""
     scheduler: Literal["none", "asha"] = "none"
-    """asha stops a trial early if others were better after as many epochs (asynchronous successive halving)."""
+    """asha (asynchronous successive halving) stops a trial early if others were better after as many epochs."""
     grace_epochs: Annotated[int, Ge(1)] = 1
     """Epochs before asha may stop a trial."""
     reduction_factor: Annotated[int, Ge(2)] = 3
-    """asha keeps one in this many trials, and compares again after this many times as many epochs."""
+    """asha keeps one in this many trials at each comparison; the next comes after this many times as many epochs."""
     parallel: Annotated[int | None, Ge(1)] = None
-    """Trials at a time; by default as many as fit into the cluster with all of their workers."""
+    """Number of concurrent trials; by default as many as fit into the cluster with all their workers."""
     name: str = "tune"
     """Name of the search: the folder of its runs in the storage."""
     storage: str = "~/raytf-runs"
-    """Where it is kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
+    """Where the search is kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
     tune_seed: Annotated[int, Ge(0)] = 0
-    """Seed of the values that are tried; the seed of the trials is the job's --seed."""
+    """Seed for the choice of values; the seed of the trials is the job's --seed."""
     try_default: bool = False
-    """Give the first trial the job's own values, for comparison."""
+    """Use the job's own values in the first trial, for comparison."""
     retry_failed: bool = False
-    """Start failed trials once more."""
+    """Start failed trials again."""
     flags: Annotated[str, tyro.conf.arg(metavar="TEXT"), Rest("[-- FLAGS OF THE JOB]")] = ""
-    """Flags of the job for all trials, as one text for a shell; or pass them after `--`."""
+    """Flags of the job for all trials, as one text for a shell; passing them after `--` is easier."""
 
 
 def main(flags: Tune) -> None:
@@ -63,7 +63,7 @@ def main(flags: Tune) -> None:
     from raytf.tune import tuner
 
     if len(flags.job) != 1:
-        what = "there is no job" if not flags.job else f"{' '.join(flags.job[1:])!r}: there is one job"
+        what = "No job given" if not flags.job else f"{' '.join(flags.job[1:])!r}: only one job is allowed"
         raise ConfigError(f"{what}. Expected: raytf tune jobs/mnist.py --search 'learning_rate=loguniform(1e-4,1e-1)'")
     TrainConfig.of(run=flags.name, storage=flags.storage).check()
     try:
@@ -91,7 +91,7 @@ def main(flags: Tune) -> None:
     if best is None:
         raise RaytfError(f"no trial has finished. {_first_reason(board)}Repeat the command with --retry-failed.")
     if goal.metric.startswith("test_"):
-        say(f"note: {goal.metric} has chosen the trial, so it is not a measure of what the model does on new data")
+        say(f"note: {goal.metric} selected the trial, so it does not measure how the model does on new data")
     say(f"best: trial-{best.number:03d}, {goal.metric} {number_text(best.value)}")
     say("flags: " + shlex.join(tuner.flags(board.rows[best.number].parameters)))
     say(f"its run: {copy.locate('')}")
@@ -103,7 +103,7 @@ def _fixed(text: str) -> list[str]:
     except ValueError as error:
         what = str(error)
         raise ConfigError(
-            f"--flags {text!r}: {what[0].lower()}{what[1:]}. Expected flags of the job as a shell takes them, every "
+            f"--flags {text!r}: {what[0].lower()}{what[1:]}. Expected flags of the job in shell syntax, with every "
             "quote closed, or pass them after `--`."
         ) from None
 

@@ -16,17 +16,17 @@ from raytf.errors import ConfigError, not_installed
 from raytf.runs import ui_address
 
 PORT = 8787
-#: Ports that are tried where nobody asks for one.
+#: Number of ports to try if none is set.
 _TRIES = 20
-#: Seconds between two reads of the list of runs: from a folder, and from an object store, which charges for each.
+#: Seconds between two reads of the list of runs, from a folder and from an object store, which charges for each read.
 _LIST_SECONDS, _STORE_SECONDS = 1.0, 5.0
-#: Characters of a token, at least.
+#: Minimum number of characters of a token.
 _TOKEN = 16
 
 
 @dataclass(frozen=True)
 class Ui:
-    """Show the runs of a storage in a browser, live: curves, speed, events. Nothing can be changed there."""
+    """Show the runs of a storage in a browser, live: curves, speed, events. The pages are read-only."""
 
     storage: tyro.conf.Positional[str] = USUAL
     """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
@@ -48,7 +48,7 @@ def main(flags: Ui) -> None:
             "characters or more, or leave --host out and forward the port with `ssh -L`."
         )
     storage = answering(flags.storage)
-    # The usual folder can be shown before the first run; any other one was typed.
+    # The default folder may not exist before the first run; any other folder was typed and must exist.
     if storage.is_local and flags.storage != USUAL and not os.path.isdir(storage.uri):
         raise ConfigError(f"there is no folder {storage.uri}. Expected the storage of runs, such as {USUAL}.")
     try:
@@ -60,13 +60,13 @@ def main(flags: Ui) -> None:
     shown = f"[{flags.host}]" if ":" in flags.host else flags.host
     url = f"http://{shown}:{port}/"
     say(f"the runs in {storage.locate('')}: {url}{'' if flags.token is None else f'?token={flags.token}'}")
-    say("Ctrl-C stops it")
+    say("Press Ctrl-C to stop")
     over = threading.Event()
     try:
         with ui_address.announced(url, storage.uri):
             serve(storage, listener, flags.token, _LIST_SECONDS if storage.is_local else _STORE_SECONDS, over)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("raytf ui has ended") from None
+        raise KeyboardInterrupt("raytf ui has stopped") from None
     finally:
         over.set()
 
@@ -80,10 +80,10 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening socket.
 
     Raises:
-        ConfigError: the port is taken, or there is no such address.
+        ConfigError: the port is in use, or the address does not exist.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     wanted = [port] if port is not None else [*range(PORT, PORT + _TRIES), 0]

@@ -1,4 +1,4 @@
-"""`raytf verify RUN`: read every byte of every checkpoint, and report what a resume would restore."""
+"""`raytf verify RUN`: read every byte of every checkpoint, and report which one a resume would restore."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from raytf.storage.storage import PREFLIGHT_SECONDS, within
 
 @dataclass(frozen=True)
 class Verify:
-    """Check every byte of every checkpoint of a run. The exit code is 1 when something is damaged, or nothing can be
+    """Check every byte of every checkpoint of a run. The exit code is 1 if something is damaged or nothing can be
     restored."""
 
     run: tyro.conf.Positional[str]
@@ -32,13 +32,13 @@ class Verify:
 
 
 def main(flags: Verify) -> None:
-    """Print the findings; exits with 1 when something is damaged, or nothing can be restored."""
+    """Print the findings, and exit with 1 if something is damaged or nothing can be restored."""
     run = filled_run(flags.run)
 
     def is_run() -> bool:
         return bool(run.list(manifest.FOLDER) or run.list(run_log.ATTEMPTS)) or run.exists(LEASE_FILE)
 
-    # What is not a folder is damage, which the verification reports with its reason.
+    # A file in place of a folder is damage, which `verify` reports with its reason.
     if not within(PREFLIGHT_SECONDS, is_run, run.locate("")):
         raise ConfigError(
             f"{run.locate('')} is not a run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs STORAGE` lists "
@@ -68,6 +68,6 @@ def _print(findings: list[CheckpointFinding], chosen: CheckpointFinding | None) 
     elif chosen is not None:
         say(f"a resume restores step {chosen.step} from {chosen.name}")
     elif any(f.state is Worth.DAMAGED for f in findings):
-        say("a resume restores nothing: no checkpoint is whole")
+        say("a resume restores nothing: no checkpoint is intact")
     else:
-        say("a resume begins again: there is no complete checkpoint")
+        say("a resume starts from the beginning: there is no complete checkpoint")

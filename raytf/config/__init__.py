@@ -1,6 +1,6 @@
-"""The settings of a run: what they are, which go together, what they ask of a cluster, and the command line.
+"""The settings of a run: their types and checks, the resources that they request, and the command line.
 
-Knows `raytf.errors` and `raytf.storage.uris`; no Ray, no TensorFlow, no data. The entry is `TrainConfig`.
+The entry is `TrainConfig`. The package imports neither Ray nor TensorFlow.
 """
 
 from raytf.config.train_config import Flags, TrainConfig, WorkerFlags

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-#: Keras numbers what has no name, and Python shows an address for what has no text.
+#: Keras numbers unnamed layers, and Python shows the address of an object without a text of its own.
 _NAME, _ADDRESS = re.compile(r'"name": "[^"]*"'), re.compile(r" at 0x[0-9a-fA-F]+")
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _LIBRARIES = (
@@ -24,16 +24,16 @@ _LIBRARIES = (
 
 
 def plainly(text: Any) -> str:
-    """Return a text without the parts that differ from one process to the next."""
+    """Return a text without the parts that differ between processes."""
     return _ADDRESS.sub("", _NAME.sub('"name": ""', str(text)))
 
 
 def canonical(config: Any, of_here: bool = True) -> Any:
-    """Return a model's configuration in which layers are numbered by their order, whatever Keras calls them.
+    """Return a model's configuration with layers numbered in their order, instead of the names that Keras assigned.
 
     Args:
-        config: of Keras.
-        of_here: this process has made it, so the code of its Lambda layers may be looked into.
+        config: the configuration from Keras.
+        of_here: whether this process created it, so that the code of its Lambda layers can be unmarshaled safely.
     """
     names: dict[str, str] = {}
     _collect(config, names)
@@ -41,7 +41,7 @@ def canonical(config: Any, of_here: bool = True) -> Any:
 
 
 def first_difference(old: Any, new: Any, path: str = "model") -> str:
-    """Return the first place at which two configurations differ, for people; empty if they are the same."""
+    """Return the first difference between two configurations, for people; empty if they are the same."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new} - {"compile_config", "build_config", "registered_name"}):
             inner = path if key == "config" else f"{path}.{key}"
@@ -63,7 +63,7 @@ def _collect(part: Any, names: dict[str, str]) -> None:
         inner = part.get("config")
         if "class_name" in part and isinstance(inner, dict) and isinstance(inner.get("name"), str):
             names.setdefault(inner["name"], f"#{len(names)}")
-        for key in sorted(part, key=str):  # files have another order than configurations
+        for key in sorted(part, key=str):  # the order in files differs from that of configurations
             _collect(part[key], names)
     elif isinstance(part, (list, tuple)):
         for value in part:
@@ -76,7 +76,7 @@ def _renamed(part: Any, names: dict[str, str], code: Callable[[str], str]) -> An
         if part.get("class_name") == "__lambda__" and isinstance(inner, dict) and isinstance(inner.get("code"), str):
             return {"class_name": "__lambda__", "config": {**inner, "code": code(inner["code"])}}
         return {
-            # The model's own name is of no consequence.
+            # The model's own name does not matter.
             key: _renamed(names.get(value, "") if key == "name" and isinstance(value, str) else value, names, code)
             for key, value in part.items()
         }
@@ -88,8 +88,8 @@ def _renamed(part: Any, names: dict[str, str], code: Callable[[str], str]) -> An
 
 
 def code_of(objects: Iterable[Any]) -> str:
-    """Return a hash of the job's own classes and functions that some objects are made of, and of what those call. Only
-    the code counts, not comments, files and lines. Empty if all are of libraries."""
+    """Return a hash of the job's own code behind some objects, with the functions that it calls; empty if all code is
+    from libraries. Comments, files and line numbers do not count."""
     codes: dict[str, str] = {}
     for item in objects:
         for function in _functions(item):
@@ -99,7 +99,7 @@ def code_of(objects: Iterable[Any]) -> str:
 
 
 def _functions(item: Any) -> Iterator[types.FunctionType]:
-    """Yield the job's own functions of a function, a class or an object, those of base classes included."""
+    """Yield the job's own functions of a function, a class or an object, including those of base classes."""
     if isinstance(item, functools.partial):
         item = item.func
     item = inspect.unwrap(getattr(item, "python_function", getattr(item, "__func__", item)))
@@ -124,7 +124,7 @@ def _follow(function: Any, codes: dict[str, str]) -> None:
     if not isinstance(function, types.FunctionType) or _is_library(function):
         return
     name = f"{function.__module__}.{function.__qualname__}"
-    # If several functions have one name, as lambdas do, each of them counts.
+    # Several functions can have the same name, such as lambdas; each of them counts.
     code = code_text(function.__code__)
     if code in codes.get(name, ""):
         return
@@ -135,7 +135,7 @@ def _follow(function: Any, codes: dict[str, str]) -> None:
     for key, cell in cells:
         try:
             used[key] = cell.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:  # the cell is still empty
             continue
     used |= {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
     for key, value in sorted(used.items()):
@@ -153,7 +153,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def code_text(code: types.CodeType) -> str:
-    """Return what code does, without its place in a file."""
+    """Return a text of compiled code without its file and line numbers."""
     consts = []
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -166,7 +166,7 @@ def code_text(code: types.CodeType) -> str:
 
 
 def _lambda(encoded: str) -> str:
-    """Return the code of a Lambda layer that Keras wrote in this process, without its place in a file."""
+    """Return the code of a Lambda layer that Keras serialized in this process, without its file and line numbers."""
     try:
         return code_text(marshal.loads(base64.b64decode(encoded)))
     except (ValueError, EOFError, TypeError):

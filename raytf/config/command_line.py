@@ -1,4 +1,4 @@
-"""Turn a job's `main(job)` into a command: flags in, one clear line and an exit code out."""
+"""Turn a job's `main(job)` into a command that parses flags and reports an error as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from raytf.errors import JobError, RaytfError, one_line
 
 EXIT_FAILED = exit_codes.FAILED.code
 EXIT_REFUSED = exit_codes.REFUSED.code
-#: Names a file in the environment: the command writes what its flags say there as JSON, and does nothing else.
+#: The environment variable with a file name: the command writes its flags there as JSON, and does nothing else.
 DESCRIBE = "RAYTF_DESCRIBE_TO"
-#: The same command may do what it should when it is started again in a while (EX_TEMPFAIL of sysexits.h).
+#: The same command may succeed later (EX_TEMPFAIL of sysexits.h).
 EXIT_AGAIN = exit_codes.AGAIN.code
 
 
 def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: str | None = None) -> None:
     """Parse the flags of `main`'s one dataclass argument, run it, and exit the process.
 
-    The exit codes are those of `raytf.config.exit_codes`. A `RaytfError` becomes one line on standard error, after its
-    traceback where the job's own code raised it; anything else is a defect and keeps its traceback. SIGTERM and SIGHUP
-    end the process as Ctrl-C does, so that what was started is cleaned up.
+    `raytf.config.exit_codes` lists the exit codes. A `RaytfError` becomes one line on standard error, preceded by its
+    traceback if the job's own code raised it; any other exception is a defect and keeps its traceback. SIGTERM and
+    SIGHUP stop the process as Ctrl-C does, so that it cleans up.
 
     Args:
         main: a function with one annotated argument, a dataclass.
         args: the command line without the program's name; `sys.argv[1:]` by default.
-        prog: what `--help` calls the command; the file by default.
+        prog: the name of the command in `--help`; the file by default.
     """
     printable()
     argv = _gpu_switches(sys.argv[1:] if args is None else args)
@@ -61,7 +61,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
         _unless_nobody_reads()
         raise
     except UnicodeEncodeError as error:
-        # A name on the command line that is not of this machine's encoding, which no library takes.
+        # A name on the command line is not in this machine's encoding. No library accepts it.
         if "surrogates" not in error.reason:
             raise
         _leave(f"error: {visible(error.object)!s:.500} is not text in UTF-8. Choose another name.", EXIT_REFUSED)
@@ -71,7 +71,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
 
 
 def _show_help_or_refuse(main: Callable[[Any], object], argv: Sequence[str], prog: str) -> None:
-    """Show the help and exit, or say in one line what is wrong with the command line."""
+    """Show the help and exit, or report an error in the command line and exit."""
     groups = flag_parsing.of_command(main)
     if not groups:  # subcommands
         return
@@ -86,7 +86,7 @@ def _show_help_or_refuse(main: Callable[[Any], object], argv: Sequence[str], pro
 
 
 def _checked(main: Callable[[Any], object]) -> Callable[[Any], object]:
-    """Wrap `main` so that it is not called with settings that no run can have."""
+    """Wrap `main` so that its settings are checked before it is called."""
 
     @functools.wraps(main)
     def check(*args: Any, **named: Any) -> object:
@@ -106,12 +106,12 @@ def _unless_nobody_reads() -> None:
     poll = select.poll()
     poll.register(out, 0)
     if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out)  # the interpreter flushes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out)  # the interpreter flushes once more when it exits
         sys.exit(exit_codes.UNREAD.code)
 
 
 def _telling(main: Callable[[Any], object], path: str) -> Callable[[Any], object]:
-    """Return a function to call instead of `main`, which writes the values of all flags to a file."""
+    """Return a replacement for `main` that writes the values of all flags to a file."""
 
     @functools.wraps(main)
     def tell(*args: Any, **named: Any) -> None:
@@ -131,12 +131,12 @@ def _values(job: Any) -> dict[str, Any]:
 
 
 def _gpu_switches(args: Sequence[str]) -> list[str]:
-    # tyro has no on/off switch for a setting that may also be left open, and that is what --use-gpu is.
+    # tyro has no on/off switch for a setting that can also be None, such as --use-gpu.
     switches = {"--use-gpu": "True", "--no-use-gpu": "False"}
     out: list[str] = []
     for i, arg in enumerate(args):
         if arg == "--":
-            return out + list(args[i:])  # what follows is another command's
+            return out + list(args[i:])  # the rest belongs to another command
         follows = args[i + 1] if i + 1 < len(args) else ""
         if arg in switches and follows not in ("True", "False", "None"):
             out += ["--use-gpu", switches[arg]]
@@ -146,12 +146,12 @@ def _gpu_switches(args: Sequence[str]) -> list[str]:
 
 
 def _leave(message: str, code: int) -> None:
-    with contextlib.suppress(OSError):  # of a terminal that was closed
+    with contextlib.suppress(OSError):  # the terminal was closed
         print(message, file=sys.stderr, flush=True)
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    # A storage call that an endpoint never answers leaves a thread that no interpreter shutdown can join.
+    # A storage call without an answer leaves a thread that an interpreter shutdown would wait for forever.
     os._exit(code)

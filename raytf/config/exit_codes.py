@@ -1,6 +1,6 @@
-"""The exit codes of a driver: one for each ending, which people, shells and `raytf submit` can rely on.
+"""The exit codes of a driver, one for each ending. People, shells and `raytf submit` can rely on them.
 
-docs/guides/endings.md has the table for people; a test compares it with this one, and with what really happens.
+docs/guides/endings.md has the table for people; tests compare it with this module and with real endings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AfterEnding(enum.Enum):
 
 @dataclass(frozen=True)
 class Ending:
-    """A way to end: what has happened, the exit code as a shell shows it, and what `raytf submit` does then."""
+    """A way to end: the reason, the exit code as a shell shows it, and the reaction of `raytf submit`."""
 
     what: str
     code: int
@@ -67,7 +67,7 @@ TERMINATED = Ending(
 KILLED = Ending("SIGKILL, for example because the machine ran out of memory", 128 + signal.SIGKILL, AfterEnding.AGAIN)
 CRASHED = Ending("any other signal, for example after a defect in native code", 128 + signal.SIGSEGV, AfterEnding.AGAIN)
 
-#: All of them, as in docs/guides/endings.md.
+#: All endings, in the order of docs/guides/endings.md.
 ENDINGS = (FINISHED, FAILED, REFUSED, AGAIN, HUNG_UP, INTERRUPTED, UNREAD, TERMINATED, KILLED, CRASHED)
 
 
@@ -80,7 +80,7 @@ def of_error(error: RaytfError) -> Ending:
 
 
 def of_code(code: int) -> Ending:
-    """Return the ending that an exit code stands for; negative codes, as Python reports signals, count too."""
+    """Return the ending that an exit code means. Negative codes are signals, as Python reports them."""
     shown = 128 - code if code < 0 else code
     known = {ending.code: ending for ending in ENDINGS}
     if shown in known:

@@ -1,7 +1,7 @@
-"""The flags of a command, which are the fields of its dataclass and of the dataclasses inside it; the page of `--help`;
-and the check of a command line.
+"""The flags of a command, which are the fields of its dataclass and of nested dataclasses; the `--help` page; and the
+check of a command line.
 
-tyro parses the flags. This module replaces its help, which lists all flags, and its errors, which fill a screen.
+tyro parses the flags. This module replaces tyro's help, which lists all flags, and its errors, which fill a screen.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from raytf.config.setting import APPENDED, POSITIONAL, Rest, Setting, Usual
 
 _EXPECTED = {int: "a whole number", float: "a number"}
 _SWITCHED = ("true", "false", "none")
-#: Columns of the help page that the flags take, left of their texts.
+#: Width of the left column of the help page, which has the flags.
 _LEFT = 30
 
 
 @dataclass(frozen=True)
 class FlagGroup:
-    """The flags of one dataclass, without those of the dataclasses inside it."""
+    """The flags of one dataclass, without the flags of nested dataclasses."""
 
     kind: type
     flags: tuple[Setting, ...]
@@ -42,14 +42,14 @@ class FlagGroup:
 
 
 def of_command(main: Callable[[Any], object]) -> list[FlagGroup]:
-    """Return the flags of a command by dataclass, its own dataclass first.
+    """Return the flags of a command, grouped by dataclass, with the command's own dataclass first.
 
     Args:
         main: a function with one argument.
 
     Returns:
-        The groups; none if the argument is not a dataclass, as for a command with subcommands, or if a flag is of a
-        kind that only tyro knows.
+        The groups; empty if the argument is not a dataclass, as for a command with subcommands, or if only tyro
+        can read one of the flags.
     """
     hints = typing.get_type_hints(inspect.unwrap(main), include_extras=True)
     hints.pop("return", None)
@@ -61,7 +61,7 @@ def of_command(main: Callable[[Any], object]) -> list[FlagGroup]:
 
 
 def texts(section: type) -> dict[str, str]:
-    """Return the text below each field of a dataclass, inherited fields first; empty if its source cannot be read."""
+    """Return the docstring of each field of a dataclass, inherited fields first; empty if the source is unavailable."""
     by_field: dict[str, str] = {}
     for kind in reversed(section.__mro__[:-1]):
         try:
@@ -76,7 +76,7 @@ def texts(section: type) -> dict[str, str]:
 
 
 def by_name(groups: Sequence[FlagGroup]) -> dict[str, Setting]:
-    """Return the flags by name; a flag with two names is under both."""
+    """Return the flags by name; a flag with two names has two entries."""
     return {name: flag for flag in _all(groups) for name in flag.flag_names}
 
 
@@ -94,14 +94,14 @@ def _groups(kind: Any) -> Iterator[FlagGroup]:
 
 
 def _is_plain(flag: Setting) -> bool:
-    """Return whether a flag's name and values follow from its field alone: the field has one type, and no note that
-    changes how tyro reads it."""
+    """Return whether a flag's name and values follow from its field alone: the field has one type, and no annotation
+    that changes how tyro parses it."""
     is_read = flag.kinds[0] in (bool, int, float, str, Path) or flag.takes_several or bool(flag.choices)
     return len(flag.kinds) == 1 and is_read and all(map(_is_known, flag.notes))
 
 
 def _is_known(note: Any) -> bool:
-    """Return whether a note is not tyro's, or is one that raytf knows: positional, repeatable, or a placeholder."""
+    """Return whether raytf supports an annotation: not tyro's, or positional, repeatable or a placeholder."""
     if not type(note).__module__.startswith("tyro") or note in (POSITIONAL, APPENDED):
         return True
     return getattr(note, "metavar", None) is not None and note == tyro.conf.arg(metavar=note.metavar)
@@ -111,12 +111,12 @@ def _is_known(note: Any) -> bool:
 
 
 def page(prog: str, groups: Sequence[FlagGroup], everything: bool, width: int) -> str:
-    """Return the page of `--help`, which lists the flags that people use first, or of `--help-all`, which lists all.
+    """Return the page of `--help`, which lists the common flags, or of `--help-all`, which lists all flags.
 
     Args:
         prog: the command.
         groups: from `of_command`: the command's own group first, then the groups of `raytf.Flags`.
-        everything: whether to list all flags, also those that few people use.
+        everything: whether to list all flags.
         width: columns of the terminal.
     """
     width = max(60, min(width, 110))
@@ -140,7 +140,7 @@ def page(prog: str, groups: Sequence[FlagGroup], everything: bool, width: int) -
 
 
 def usage(prog: str, groups: Sequence[FlagGroup]) -> str:
-    """Return the usage line: the command, its positional values, and where its flags go."""
+    """Return the usage line: the command, its positional arguments, and the place of its flags."""
     every = _all(groups)
     named = [flag.placeholder if flag.is_needed else f"[{flag.placeholder}]" for flag in every if flag.is_positional]
     has_flags = any(flag.flag_names for flag in every)
@@ -209,7 +209,7 @@ def wrong(groups: Sequence[FlagGroup], args: Sequence[str]) -> str:
     needed = [flag.placeholder for flag in places if flag.is_needed][filled:]
     named = [flag for flag in every if not flag.is_positional and flag.is_needed and flag.name not in passed]
     needed += [f"{flag.flag} {flag.placeholder}" for flag in named]
-    return f"expected {needed[0]}. --help says more." if needed else ""
+    return f"expected {needed[0]}. See --help." if needed else ""
 
 
 def _is_name(text: str) -> bool:

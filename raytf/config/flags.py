@@ -1,6 +1,6 @@
 """The settings of a run: each field is a flag, its docstring the help text, and each class a section of `--help`.
 
-All else about a setting is in its field's `Annotated`, by the classes of `raytf.config.setting`.
+Everything else about a setting is in its field's `Annotated`, as classes of `raytf.config.setting`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Communication = Literal["auto", "ring", "nccl", "host"]
 Place = Annotated[str, AlsoTakes(os.PathLike)]
 WorkerRange = Annotated[str | None, tyro.conf.arg(metavar="N|MIN:MAX"), AlsoTakes(int)]
 
-#: The smallest part of a GPU that Ray can give.
+#: The smallest part of a GPU that Ray can assign.
 LEAST_GPU = 1e-4
 DEFAULT_WORKERS = "2"
 #: Strategies of one process: one worker, whose devices share the work.
 ONE_WORKER = ("mirrored", "one-device", "central-storage", "tpu")
 #: Strategies that use all GPUs of their machine, or logical CPU devices instead.
 ALL_DEVICES = ("mirrored", "central-storage")
-#: Strategies whose workers add gradients over the network.
+#: Strategies whose workers sum gradients over the network.
 OVER_THE_NETWORK = ("multi-worker-mirrored",)
 #: Strategies whose weights are on servers.
 SERVERS = ("parameter-server",)
@@ -55,17 +55,17 @@ def not_with_servers(
 #: The refusal of a setting of parameter servers.
 OF_SERVERS = Refused(
     _all_but(*SERVERS),
-    "{flag} says something about parameter servers, and --strategy is {strategy}. Pass --strategy parameter-server, or "
-    "leave out {flag}.",
+    "{flag} is only for parameter servers, but --strategy is {strategy}. Pass --strategy parameter-server, or leave "
+    "out {flag}.",
 )
 #: The beginning of the message about a setting of devices.
 ONLY_DEVICES = (
     f"{{typed}} with --strategy {{strategy}}: only {' and '.join(ALL_DEVICES)} share the work among devices of one "
     "machine. "
 )
-#: What is wrong with --communication nccl where workers have no GPU.
+#: The message about --communication nccl with workers that have no GPU.
 NCCL_WITHOUT_GPU = (
-    "--communication nccl: NCCL adds gradients between GPUs, and the workers have none. Leave it out, or pass "
+    "--communication nccl: NCCL sums gradients between GPUs, and the workers have none. Leave it out, or pass "
     "--communication host."
 )
 
@@ -76,21 +76,21 @@ class RunSection:
 
     run: Annotated[str | None, InSearch.OWNED, Usual()] = None
     """Name of the run; the same name on the same storage continues where that run stopped. Default: the name of the
-    program, such as mnist for jobs/mnist.py; in a notebook the name of its file, else notebook; run for a program
-    without a name."""
+    program, such as mnist for jobs/mnist.py, or of the notebook's file. Without such a name, it is notebook in a
+    notebook and run elsewhere."""
     new: Annotated[bool, InSearch.OWNED, Usual()] = False
-    """Start another run beside those of that name: mnist-2, mnist-3 and so on. To continue it later, pass its name as
-    --run instead."""
+    """Start another run beside the existing runs of that name: mnist-2, mnist-3 and so on. To continue it later, pass
+    its name as --run instead."""
     storage: Annotated[Place, InSearch.OWNED, Usual()] = "~/raytf-runs"
     """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
     status_file: Annotated[str | None, AlsoTakes(os.PathLike), InSearch.OWNED] = None
-    """Keep the latest status as JSON in this local file, for scripts that watch the run."""
+    """Write the latest status as JSON to this local file, for scripts that watch the run."""
     histograms_every: Annotated[int, Ge(0)] = 0
-    """Write histograms of gradients and weights for TensorBoard after this many steps, and the model's graph; 0 never
-    does."""
+    """Number of steps between two histograms of gradients and weights for TensorBoard, which also gets the model's
+    graph; 0 turns this off."""
     track: Annotated[str | None, tyro.conf.arg(metavar="mlflow|wandb|tensorboard|FILE.jsonl"), Usual()] = None
-    """Report the run to an experiment tracker, as one of its runs for all starts of this one: settings, the metrics of
-    each step and epoch, the report and the model. A FILE gets a line of JSON for each step."""
+    """Report the run to an experiment tracker: settings, metrics of each step and epoch, the report and the model. All
+    starts of the run are one run of the tracker. A FILE receives one line of JSON for each step."""
     verbose: Annotated[bool, Usual()] = False
     """Show the messages of TensorFlow and Ray, too."""
 
@@ -117,8 +117,8 @@ class WorkerSection:
             unless=(False,),
         ),
     ] = None
-    """Compute on GPUs, one for each worker unless --gpus-per-worker is less; by default if the cluster has any."""
-    # Other numbers of threads cut sums in other places.
+    """Compute on GPUs, one for each worker unless --gpus-per-worker is less. Default: on if the cluster has a GPU."""
+    # Part of the identity: the number of threads decides where TensorFlow splits a sum.
     cpus_per_worker: Annotated[
         float | None,
         Gt(0),
@@ -126,20 +126,19 @@ class WorkerSection:
         Identity(When.EXACT, text="{cpus_per_worker:g}"),
         InSearch.NEEDED,
     ] = None
-    """CPUs and TensorFlow threads of each worker; 1 by default. A worker on a GPU then requests 1 CPU from Ray and has
-    as many threads as its node has CPUs for each GPU, or 1 with --exact. Another number can change the last bit of a
-    sum."""
+    """CPUs and TensorFlow threads of each worker. Default: 1 of each; a worker on a GPU has as many threads as its node
+    has CPUs for each GPU, or 1 with --exact. Another number can change the last bit of a sum."""
     gpus_per_worker: Annotated[
         float,
         Interval(ge=LEAST_GPU, le=1),
-        Expected("a number above 0 and at most 1. For more GPUs, take more --workers"),
+        Expected("a number above 0 and at most 1. For more GPUs, use more --workers"),
         Refused(
             ALL_DEVICES,
-            "{typed} with --strategy {strategy}: its one worker takes all GPUs of its machine. Leave it out, or take "
+            "{typed} with --strategy {strategy}: its one worker uses all GPUs of its machine. Leave it out, or pass "
             "--strategy multi-worker-mirrored.",
         ),
     ] = 1.0
-    """GPUs of each worker that computes on GPUs: 1, or a part, such as 0.5 for two workers on one GPU."""
+    """GPUs of each worker that computes on GPUs: 1, or a fraction, such as 0.5 for two workers on one GPU."""
 
     @property
     def cpus(self) -> float:
@@ -174,16 +173,16 @@ class ClusterSection(WorkerSection):
     resize_every_seconds: Annotated[
         float,
         Ge(0),
-        not_with_servers("the number of workers is that of the start, until the group starts again"),
+        not_with_servers("the number of workers changes only when the group starts again"),
     ] = 60.0
-    """Least number of seconds between two changes of the number of workers, when nodes join or leave with notice."""
+    """Minimum seconds between two changes of the number of workers when nodes join or leave with notice."""
     max_failures: Annotated[int, Ge(-1)] = -1
     """How often lost workers are replaced before the run gives up; -1 never gives up. Five storage errors in a row
     without a new step stop the run in any case."""
 
     hang_seconds: Annotated[float, Ge(0)] = 30.0
-    """A worker without progress for this many seconds, or for 20 steps if they take longer, counts as hung. Callbacks,
-    saves, validation, compiling and restoring may take ten or twenty times as long. 0 turns this check off."""
+    """A worker counts as hung after this many seconds without progress, or after the time of 20 steps if that is more.
+    Callbacks, saves, validation, compiling and restoring may take 10 or 20 times as long. 0 turns this check off."""
     replace_stragglers: Annotated[
         bool,
         not_with_servers(
@@ -192,11 +191,11 @@ class ClusterSection(WorkerSection):
     ] = False
     """Move a worker that stays slower than its peers to another node, if the cluster has one."""
     mixed_gpus: bool = False
-    """Allow GPUs of several kinds in one group of workers. By default all workers of a group have GPUs of one kind, the
-    one on which most workers can run: another kind computes other last bits."""
+    """Allow GPUs of several kinds in one group of workers. By default all workers of a group use the kind of GPU on
+    which most workers can run, because the last bits of a result differ between kinds."""
     warm_workers: bool = True
-    """Keep processes that have imported TensorFlow ready on each node, one for each worker, about 0.7 GB each: a lost
-    worker is replaced in half the time. A node that would have less than 2 GiB of free memory left keeps none."""
+    """Keep a process with TensorFlow imported ready on each node for each worker (about 0.7 GB each), which halves the
+    time to replace a lost worker. A node that would have less than 2 GiB of free memory left keeps none."""
 
 
 @dataclass(frozen=True)
@@ -204,11 +203,11 @@ class NoticeSection:
     """The preemption notices that each node watches for."""
 
     notices: Notices = "auto"
-    """The cloud whose metadata service each node asks; auto finds out which, and finds none on a laptop."""
+    """The cloud whose metadata service each node polls. auto detects the cloud, and detects none on a laptop."""
     notice_url: str | None = None
-    """Base URL of that service if it is not the cloud's own; {node_id} stands for Ray's id of the node."""
+    """Base URL of the metadata service if it is not the cloud's own; {node_id} stands for Ray's ID of the node."""
     follow_warnings: bool = False
-    """Leave a node on a warning, too: a rebalance recommendation of AWS, or a move or pause without a restart. Without
+    """Also leave a node on a warning: a rebalance recommendation of AWS, or a move or pause without a restart. Without
     this flag, warnings are only shown."""
 
     def check(self) -> None:
@@ -224,7 +223,7 @@ class NoticeSection:
         if not fits:
             raise ConfigError(
                 f"--notice-url {self.notice_url}: expected http://HOST[:PORT][/PREFIX], such as http://127.0.0.1:8000, "
-                "without a path of the cloud's."
+                "without the path that the cloud defines."
             )
 
 
@@ -233,10 +232,10 @@ class LengthSection:
     """The length of the run."""
 
     epochs: Annotated[int | None, Ge(1), InSearch.KEPT, Usual()] = None
-    """Passes over the training data. Default: the program's number; 1 if it has none and --steps is not passed
-    either."""
+    """Passes over the training data. Default: the number in the program, or 1 if it has none and --steps is not
+    passed."""
     steps: Annotated[int | None, Ge(1), InSearch.KEPT, Usual()] = None
-    """Global steps, instead of epochs."""
+    """Length in global steps; pass it instead of --epochs."""
 
 
 @dataclass(frozen=True)
@@ -246,31 +245,31 @@ class BatchSection:
     global_batch_size: Annotated[int, Ge(1), Identity(), Usual()] = 128
     """Examples in one step, over all workers together."""
     logical_shards: Annotated[int | None, Ge(1), Identity(), InSearch.SIZES] = None
-    """Parts of a global batch, each of which is one micro-batch of one worker. If they do not divide the batch, some
-    have one example more. Default: that of an existing run, otherwise a power of two, at least 4 and at least the most
-    workers."""
+    """Parts of a global batch, each of which is one micro-batch of one worker. If they do not divide the batch evenly,
+    some have one more example. Default: the number of the existing run; for a new run, the smallest power of two that
+    is at least the maximum number of workers, and on CPUs at least 4."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1), Identity(), Usual()] = 0
     """Seed of initial weights, data order, dropout and augmentation."""
     pipeline: Pipeline = "auto"
-    """Batches of a tf.data.Dataset, a PyDataset or a generator: record reads one pass before training and uses it for
-    all epochs, live makes them while the run trains; auto records what is the same in each pass."""
+    """How to read a tf.data.Dataset, a PyDataset or a generator: record reads one pass before training and uses it for
+    all epochs; live reads batches during training; auto records data that is the same in each pass."""
 
 
 @dataclass(frozen=True)
 class RateSection:
-    """How the model's learning rate follows the size of the batch. It does not depend on the number of workers, because
-    the global batch is the same for every number."""
+    """How the learning rate depends on the batch size. It does not depend on the number of workers, because the global
+    batch is the same for every number."""
 
     scale_learning_rate: Annotated[
         RateScaling, Identity(When.CHANGED, text="{scale_learning_rate} from --base-batch-size {base_batch_size}")
     ] = "none"
-    """Multiply the model's learning rate by --global-batch-size / --base-batch-size (linear), or by the root of that
-    (sqrt)."""
+    """Multiply the model's learning rate by --global-batch-size / --base-batch-size (linear), or by the square root of
+    that ratio (sqrt)."""
     base_batch_size: Annotated[int, Ge(1), Identity(within="scale_learning_rate")] = 128
     """The global batch for which the model's learning rate was chosen."""
     warmup_epochs: Annotated[float, Ge(0), Lt(float("inf")), Identity(When.CHANGED, text="{warmup_epochs:g}")] = 0.0
-    """Raise the rate linearly over this many epochs to its full value: from the model's own where it is scaled up, else
-    from 0."""
+    """Raise the learning rate linearly to its full value over this many epochs: from the model's own rate if it is
+    scaled up, otherwise from 0."""
 
 
 @dataclass(frozen=True)
@@ -282,12 +281,12 @@ class ComputeSection:
         Identity(),
         Usual(),
         not_with_servers(
-            "the loss scale would be one more number that all workers write at once; bfloat16 needs none",
+            "all workers would write the loss scale at the same time; bfloat16 needs no loss scale",
             start="{typed}",
             unless=("off", "bfloat16"),
         ),
     ] = None
-    """Compute in 16 bits and keep variables in 32, or off. The default is the dtype policy that the job has set."""
+    """Compute in 16 bits and keep variables in 32 bits, or off. Default: the dtype policy that the job set."""
     jit: Annotated[bool, InSearch.KEPT] = False
     """Compile the gradient function with XLA."""
     exact: Annotated[
@@ -295,101 +294,101 @@ class ComputeSection:
         Identity(),
         Usual(),
         not_with_servers(
-            "how many updates lie between a worker's reading of the weights and its own depends on who was faster, so "
-            "no two runs are alike; and a worker that dies may have its last updates applied twice",
+            "how many updates separate a worker's read of the weights from its own update depends on timing, so no two "
+            "runs are alike, and the last updates of a worker that dies may be applied twice",
             sync_replicas=False,
         ),
         not_with_servers(
-            "gradients are added as floats there, in an order that depends on the number of parts", sync_replicas=True
+            "the servers sum gradients as floats, in an order that depends on the number of parts", sync_replicas=True
         ),
     ] = False
-    """Promise the same weights to the last bit for every number of workers and every failure, or refuse and say why."""
+    """Guarantee weights that are equal to the last bit for every number of workers and every failure, or refuse."""
     reduction: Annotated[Reduction, Identity()] = "fixed"
-    """How gradients are added: fixed (fixed point, the same for every order of addition) or float."""
+    """How gradients are summed: fixed (fixed point, the same sum in every order) or float."""
     compress_gradients: Annotated[
         bool,
         Identity(When.CHANGED),
-        not_with_servers("gradients go from each worker to the servers, which take them as they are"),
+        not_with_servers("workers send gradients to the servers, which do not decompress them"),
     ] = False
-    """Send gradients as 16 instead of 32 bits, in fixed point: half the bytes, and still the same for every number of
+    """Send gradients in 16 instead of 32 bits, in fixed point: half the bytes, and still equal sums for every number of
     workers."""
     overlap: Annotated[
         bool,
         Refused(
             _all_but(*OVER_THE_NETWORK),
-            "{flag} with --strategy {strategy}: only multi-worker-mirrored adds gradients over workers while they are "
+            "{flag} with --strategy {strategy}: only multi-worker-mirrored sums gradients while others are still "
             "computed. Leave out {flag}.",
         ),
     ] = False
-    """Add gradients over the workers in buckets of up to 32 MiB, each as soon as it is known, while others are still
-    computed; the sums have the same bits."""
+    """Sum gradients over the workers in buckets of up to 32 MiB, while others are still being computed; the bits of the
+    sums do not change."""
     steps_per_call: Annotated[
         int,
         Ge(0),
-        not_with_servers("with --sync-replicas each step is a call of its own", unless=(1,), sync_replicas=True),
+        not_with_servers("with --sync-replicas each step is a separate call", unless=(1,), sync_replicas=True),
     ] = 0
-    """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
+    """Steps in one call into TensorFlow; 0 chooses the number from the measured step time."""
     audit_every: Annotated[
         int | None,
         Ge(0),
-        not_with_servers("what a worker computes depends on when it has read the weights", unless=(0,)),
+        not_with_servers("the result of a worker depends on when it read the weights", unless=(0,)),
     ] = None
-    """Have another worker compute one shard of every so many steps again, and compare the bits. A machine that computes
-    wrongly is reported and left out, and the run rolls back. 0 never does; the default is 256 with --exact (less than 1
-    % of the time) and 0 without."""
+    """Number of steps between two audits, in which another worker recomputes one shard and compares the bits. A machine
+    with wrong results is reported and excluded, and the run rolls back. 0 turns audits off. Default: 256 with --exact
+    (less than 1 % of the time), otherwise 0."""
     digests: bool = True
-    """Record a digest of what each shard adds in each step, so that the step can be computed again and compared. Sums
-    of floats have none."""
+    """Record a digest of each shard's contribution to each step, so that the step can be computed again and compared.
+    Float sums have no digests."""
 
 
 @dataclass(frozen=True)
 class StrategySection:
-    """How the work of a step is spread over devices and machines."""
+    """How the work of a step is divided among devices and machines."""
 
     strategy: Annotated[Strategy, Identity(When.WITH_SERVERS), InSearch.SIZES] = "multi-worker-mirrored"
-    """multi-worker-mirrored: a process for each worker, gradients added over the network; mirrored: one worker with
-    all GPUs of its machine; one-device; central-storage: weights in the host's memory, work on all GPUs;
-    parameter-server: weights on --ps servers, workers that do not wait for each other; tpu."""
+    """multi-worker-mirrored: one process for each worker, gradients summed over the network; mirrored: one worker with
+    all GPUs of its machine; one-device; central-storage: weights in the host's memory, computation on all GPUs;
+    parameter-server: weights on --ps servers, workers do not wait for each other; tpu."""
     communication: Annotated[
         Communication,
         Refused(
             _all_but(*OVER_THE_NETWORK),
-            "{typed} with --strategy {strategy}: only multi-worker-mirrored adds gradients over the network. Leave out "
+            "{typed} with --strategy {strategy}: only multi-worker-mirrored sums gradients over the network. Leave out "
             "{flag}.",
         ),
     ] = "auto"
-    """How multi-worker-mirrored adds: ring (all over gRPC), nccl (from GPU to GPU), host (workers of one host in its
-    memory, hosts over TCP), or auto: nccl where each worker has a GPU of its own, else as host."""
+    """How multi-worker-mirrored sums gradients: ring (over gRPC), nccl (between GPUs), host (in memory within a host,
+    over TCP between hosts), or auto: nccl if each worker has its own GPU, otherwise host."""
     logical_devices: Annotated[
         int | None,
         Ge(1),
         Refused(
             ("multi-worker-mirrored", "parameter-server"),
-            ONLY_DEVICES + "Pass --workers to have more of them, or take --strategy mirrored.",
+            ONLY_DEVICES + "Pass --workers for more workers, or pass --strategy mirrored.",
         ),
-        Refused(("one-device", "tpu"), ONLY_DEVICES + "Leave it out, or take --strategy mirrored."),
+        Refused(("one-device", "tpu"), ONLY_DEVICES + "Leave it out, or pass --strategy mirrored."),
     ] = None
-    """Use this many logical CPU devices in place of GPUs, for the one worker of mirrored or central-storage; each takes
-    one of --cpus-per-worker."""
+    """Use this many logical CPU devices instead of GPUs, for the one worker of mirrored or central-storage. Each device
+    uses one of --cpus-per-worker."""
     show_cluster: bool = False
     """Show each process's node, devices, memory and TF_CONFIG whenever workers start."""
     log_device_placement: Annotated[
         bool,
         not_with_servers(
-            "workers are TensorFlow servers, which do not report where they put an operation; gradients are computed "
-            "on the devices that --show-cluster shows, updates where `placement` in result.json says that the weight is"
+            "workers are TensorFlow servers, which do not report where an operation runs. Gradients are computed on "
+            "the devices that --show-cluster shows, updates on the server that `placement` in result.json names"
         ),
     ] = False
-    """Show on which device each operation of the training step runs; the whole list is in the run's folder. Not with
-    parameter servers, which do not report it."""
+    """Show the device on which each operation of the training step runs; the full list is in the run's folder.
+    Parameter servers do not support this."""
     ps: Annotated[int | None, Ge(1), OF_SERVERS] = None
-    """Parameter servers, over which the weights are spread (default 1). They and the process that hands out the work
-    take one CPU each."""
+    """Number of parameter servers, which hold the weights (default 1). Each of them uses one CPU, as does the process
+    that assigns the work."""
     sync_replicas: Annotated[bool, Identity(When.WITH_SERVERS), InSearch.SIZES, OF_SERVERS] = False
-    """Parameter servers: update with the mean of gradients that were all computed from the same weights."""
+    """With parameter servers: update with the mean of gradients that were all computed from the same weights."""
     replicas_to_aggregate: Annotated[int | None, InSearch.SIZES, OF_SERVERS] = None
-    """With --sync-replicas: equal parts of a batch whose gradients make an update. Workers beyond this number compute
-    some parts a second time, and the first result counts (default: the most workers, so that there is no backup)."""
+    """With --sync-replicas: number of equal parts of a batch. Additional workers are backups that also compute some of
+    the parts, and the first result counts. Default: the maximum number of workers, without backups."""
 
     @property
     def has_servers(self) -> bool:
@@ -398,17 +397,17 @@ class StrategySection:
 
     @property
     def uses_ray_train(self) -> bool:
-        """Whether workers are those of Ray Train."""
+        """Whether Ray Train runs the workers."""
         return not self.has_servers
 
     @property
     def is_without_gpus(self) -> bool:
-        """Whether workers compute on other devices, whatever the cluster has."""
+        """Whether workers use no GPU, even if the cluster has GPUs."""
         return self.strategy == "tpu" or self.logical_devices is not None
 
     @property
     def helpers(self) -> int:
-        """Processes beside the workers, of one CPU each: parameter servers, and the one that hands out the work."""
+        """Number of processes besides the workers, with one CPU each: parameter servers, and one that assigns work."""
         return (self.ps or 1) + 1 if self.has_servers else 0
 
 
@@ -417,21 +416,21 @@ class CheckpointSection:
     """When checkpoints are written, and how many are kept."""
 
     checkpoint_every_steps: Annotated[int | None, Ge(1), Usual()] = None
-    """Save after this many steps."""
+    """Number of steps between two checkpoints."""
     checkpoint_every_seconds: Annotated[float | None, Ge(0), Usual()] = None
-    """Save after this many seconds (default 30 if --checkpoint-every-steps is not passed either); the first steps of a
-    run, and those after a restart, are saved sooner."""
+    """Number of seconds between two checkpoints (default 30 if --checkpoint-every-steps is not passed). The first
+    checkpoints after a start or a restart come sooner."""
     snapshot_every_steps: Annotated[
         int | None,
         Ge(0),
         not_with_servers(
-            "the state lives on the servers, and is copied to storage only; --checkpoint-every-steps says when",
+            "the state is on the servers and is copied only to storage, as --checkpoint-every-steps sets",
             unless=(0,),
         ),
     ] = None
-    """Copy the state into the memory of the run's nodes after this many steps, so that a failure costs few steps; 0
-    never does. By default as often as possible in less than 1 % of the time."""
+    """Number of steps between two copies of the state in the memory of the run's nodes, so that a failure costs few
+    steps; 0 turns this off. By default as often as possible in less than 1 % of the time."""
     keep: Annotated[int, Ge(1)] = 3
-    """How many of the newest complete checkpoints are kept."""
+    """Number of newest complete checkpoints to keep."""
     keep_best: str | None = None
     """Also keep the checkpoint of the epoch with the best value of a metric, such as val_accuracy or max:val_mine."""

@@ -1,6 +1,6 @@
-"""The settings of a run that must not change when it is resumed, as texts that can be compared.
+"""The settings that must not change when a run is resumed, as texts that can be compared.
 
-The fields of the settings say which ones these are.
+They are the settings whose fields have an `Identity` annotation.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from raytf.config.precision import Precision
 from raytf.config.setting import Identity, Setting, When
 from raytf.config.train_config import TrainConfig, every_setting
 
-#: Flags that distinguish runs with parameter servers from others, and from each other.
+#: Flags that must not change in a run with parameter servers.
 OF_STRATEGY = tuple(s.flag for s in every_setting() if s.identity and s.identity.when is When.WITH_SERVERS)
 
 
 def beside(config: TrainConfig) -> str:
-    """Return what to do where a run in storage is not the wanted one, in the words of the flags or of the program."""
+    """Return how to start another run if a different one is in storage, with flags or keyword arguments as typed."""
     return config.as_typed("To start another run beside it, pass --new, or another --run name.")
 
 
 def strategy_identity(config: TrainConfig) -> dict[str, str]:
-    """Return what of the strategy must not change; empty for synchronous strategies, which can follow each other."""
+    """Return the strategy settings that must not change; empty without parameter servers."""
     return _of_settings(config, (When.WITH_SERVERS,))
 
 
 def batch_identity(config: TrainConfig, records: int, own: Precision = precision.DEFAULT) -> dict[str, str]:
-    """Return which settings and data size must not change when a run is resumed; needs no TensorFlow."""
+    """Return the settings and the data size that must not change when a run is resumed, without TensorFlow."""
     return {
         **_of_settings(config, tuple(When)),
-        # In place of the flag alone: what layers compute with when it is left out.
+        # Replaces the flag's text: without the flag, the job's own dtype policy counts.
         **precision.identity(config.compute.mixed_precision, own),
         "training records": str(records),
     }
@@ -55,7 +55,7 @@ def _around(text: str, at: int, width: int = 60) -> str:
     return f"{'...' if start else ''}{text[start : start + width]}{'...' if start + width < len(text) else ''}"
 
 
-#: The value that a run uses if the flag is not passed, for settings whose default leaves it open.
+#: The value that a run uses if the flag is not passed, for settings whose default is None.
 _EFFECTIVE: dict[str, Callable[[TrainConfig], Any]] = {
     "logical_shards": lambda config: config.logical_shards,
     "cpus_per_worker": lambda config: config.cluster.cpus,

@@ -1,4 +1,4 @@
-"""The dtypes that layers compute with: what the job has set in Keras, and what `--mixed-precision` sets."""
+"""The dtypes that layers compute with, from the job's settings in Keras and from `--mixed-precision`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MIXED = "mixed_"
 
 @dataclass(frozen=True)
 class Precision:
-    """The precision that Keras gives a layer that sets none itself.
+    """The precision of a layer that sets none itself.
 
     Attributes:
         policy: name of the global dtype policy.
         floatx: Keras's default float.
-        config: the policy as Keras serializes it, where its name is not all of it.
+        config: the policy as Keras serializes it, if the name alone does not define it.
     """
 
     policy: str = "float32"
@@ -35,7 +35,7 @@ DEFAULT = Precision()
 
 
 def of_process() -> Precision:
-    """Return what is set in this process, without changing it; Keras's defaults if Keras is not loaded."""
+    """Return the precision that is set in this process, or Keras's defaults if Keras is not loaded."""
     keras = sys.modules.get("keras")
     if keras is None or not hasattr(keras, "config"):
         return DEFAULT
@@ -48,7 +48,7 @@ def of_process() -> Precision:
 
 
 def parse(document: Any) -> Precision:
-    """Parse what `dataclasses.asdict` wrote into a run's folder; return the defaults for anything else."""
+    """Parse a precision from a run's folder, written by `dataclasses.asdict`; return the defaults if it is invalid."""
     if not isinstance(document, dict):
         return DEFAULT
     policy, floatx, config = (document.get(key) for key in ("policy", "floatx", "config"))
@@ -58,10 +58,10 @@ def parse(document: Any) -> Precision:
 
 
 def choose(flag: str | None, own: Precision) -> Precision:
-    """Return the precision that is set when a model function is called.
+    """Return the precision to set before a model function is called.
 
     Raises:
-        ConfigError: they contradict each other.
+        ConfigError: the flag contradicts the job's own precision.
     """
     if flag is None:
         return own
@@ -75,8 +75,8 @@ def choose(flag: str | None, own: Precision) -> Precision:
 
 
 def check_made(flag: str | None, after: Precision, layers: Iterable[str]) -> None:
-    """Refuse a model that computes otherwise than `--mixed-precision` says, by the precision `after` its function has
-    returned, and by the policies of its layers."""
+    """Refuse a model that contradicts `--mixed-precision`. `after` is the precision after the model function returned,
+    `layers` are the policies of its layers."""
     if flag is None:
         return
     if after.policy.startswith(_MIXED) if flag == "off" else after.policy != POLICIES[flag]:
@@ -87,16 +87,16 @@ def check_made(flag: str | None, after: Precision, layers: Iterable[str]) -> Non
 
 
 def check_for_servers(policy: str) -> None:
-    """Refuse a policy that needs a loss scale, with parameter servers."""
+    """Refuse a policy that parameter servers do not support, because it needs a loss scale."""
     if policy == POLICIES["float16"]:
         raise ConfigError(
-            f"the dtype policy {policy} with --strategy parameter-server: the loss scale would be one more number that "
-            "all workers write at once. Use mixed_bfloat16, which needs none."
+            f"the dtype policy {policy} with --strategy parameter-server: all workers would write the loss scale at "
+            "the same time. Use mixed_bfloat16, which needs no loss scale."
         )
 
 
 def identity(flag: str | None, own: Precision) -> dict[str, str]:
-    """Return what must not change when a run is resumed. A policy counts as the flag that stands for it."""
+    """Return the texts that must not change when a run is resumed. A policy counts as the flag that sets it."""
     chosen = choose(flag, own)
     name = next((flag for flag, policy in POLICIES.items() if policy == chosen.policy), None)
     other = {} if name else {"dtype policy": chosen.policy}
@@ -106,6 +106,6 @@ def identity(flag: str | None, own: Precision) -> dict[str, str]:
 
 def _contradiction(flag: str, but: str) -> ConfigError:
     return ConfigError(
-        f"--mixed-precision {flag}, but {but}. Leave the flag out to compute as the job says, or take the "
-        "policy out of the job."
+        f"--mixed-precision {flag}, but {but}. Leave out the flag to use the job's policy, or remove the "
+        "policy from the job."
     )

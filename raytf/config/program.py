@@ -1,4 +1,4 @@
-"""The program that trains: the name that its runs have by default, its file, and what to type to continue a run."""
+"""The program that trains: the default name of its runs, its file, and the command that continues a run."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Names of runs whose program has none, such as `python -c`, and of notebooks whose file is unknown.
+#: Names of runs if the program has no name, such as `python -c`, and if the file of the notebook is unknown.
 NO_NAME, NOTEBOOK = "run", "notebook"
 _NOTEBOOK_SUFFIX = ".ipynb"
-#: Folders of modules that are installed, such as pytest. Their names say nothing about the run.
+#: Folders of installed modules, such as pytest, whose names do not describe the run.
 _INSTALLED = {"site-packages", "dist-packages"}
 _SAME = "the same command"
-#: The text that continues each new run of this process, and the text that it replaces.
+#: For each new run of this process: the text that was typed, and the text that replaces it to continue the run.
 _replacements: list[tuple[str, str]] = []
-#: Ray copies a job's working directory below a folder of this name, anew for each version of its files.
+#: Ray copies each version of a job's working directory below a folder of this name.
 _COPIED = "runtime_resources"
 
 
 @dataclass(frozen=True)
 class Program:
-    """The name of a program's runs, where nobody names them, and the path of its file, without links; empty where it
-    has none, or where that is a temporary copy."""
+    """The default name of a program's runs, and the path of its file with links resolved. The path is empty if there is
+    no file, or only a temporary copy."""
 
     name: str
     path: str = ""
 
 
 def of_file(path: str) -> Program:
-    """Return the program that a file contains."""
+    """Return the program in a file."""
     return Program(name_of(path), lasting(os.path.realpath(path)))
 
 
@@ -38,16 +38,16 @@ def of_process(in_notebook: bool) -> Program:
     """Return the program that this process runs."""
     main = sys.modules["__main__"]
     files = [sys.argv[0], getattr(main, "__file__", None) or ""]
-    if in_notebook:  # the first name is that of VS Code, the second that of Jupyter
+    if in_notebook:  # set by VS Code, and by Jupyter
         files = [getattr(main, "__vsc_ipynb_file__", ""), os.environ.get("JPY_SESSION_NAME", "")]
     return choose(files, in_notebook)
 
 
 def choose(files: list[str], in_notebook: bool) -> Program:
-    """Return the program of a process."""
+    """Return the program of a process, from the candidates for its file."""
     if in_notebook:
         path = next((file for file in files if _NOTEBOOK_SUFFIX in file), "")
-        # VS Code appends an id to the name that it gives to Jupyter.
+        # VS Code appends an ID to the name.
         name = name_of(path.rpartition(_NOTEBOOK_SUFFIX)[0]) if path else NOTEBOOK
         return Program(name, lasting(os.path.realpath(path)) if os.path.isabs(path) else "")
     path = next((file for file in files if os.path.exists(file)), "")
@@ -55,7 +55,7 @@ def choose(files: list[str], in_notebook: bool) -> Program:
 
 
 def name_of(path: str) -> str:
-    """Return the name that the runs of a file have by default."""
+    """Return the default name of the runs of a file."""
     file = Path(path)
     if _INSTALLED & set(file.parts):
         return NO_NAME
@@ -64,17 +64,17 @@ def name_of(path: str) -> str:
 
 
 def lasting(path: str) -> str:
-    """Return a program's path, or nothing where the next start of the same program may have another one."""
+    """Return a program's path, or an empty text if the path may differ at the next start of the same program."""
     return "" if {_COPIED, *_INSTALLED} & set(Path(path).parts) or not os.path.exists(path) else path
 
 
 # -- continuing --------------------------------------------------------------------------------------------------------
 #
-# A run continues by the same command, unless that started a new run.
+# The same command continues a run, unless it started a new run.
 
 
 def replace_new(new: str, name: str) -> None:
-    """Note that `new`, which was typed, has started a run, and that `name`, such as `--run mnist-2`, continues it."""
+    """Record that `new`, as typed, started a run, and that `name`, such as `--run mnist-2`, continues it."""
     _replacements.append((new, name))
 
 
@@ -84,7 +84,7 @@ def next_command() -> str:
 
 
 def change() -> str:
-    """Return what to change in the command or cell that started a new run, between commas; empty for no new run."""
+    """Return the change, between commas, to the command or cell that started a new run; empty without a new run."""
     if not _replacements:
         return ""
     new, name = _replacements[-1]
@@ -92,7 +92,7 @@ def change() -> str:
 
 
 def from_last_checkpoint() -> str:
-    """Return how to continue the run of this process, as a sentence without a capital letter and a period."""
+    """Return how to continue the run of this process, as a sentence without capital letter and period."""
     return f"{next_command()} continues from the last checkpoint"
 
 

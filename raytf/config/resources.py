@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from raytf.config.flags import ALL_DEVICES, ClusterSection, StrategySection
 
-#: Parts of a resource that Ray distinguishes.
+#: Ray counts resources in units of 1 / this number.
 _UNITS = 10_000
 
 
@@ -16,22 +16,22 @@ def fitting(free: Mapping[str, float], worker: Mapping[str, float]) -> int:
 
 
 def _times(name: str, free: float, amount: float) -> int:
-    """Return how often an amount fits into a free amount, in Ray's units: 0.2 fits into 1 five times."""
+    """Return how many times an amount fits into a free amount, in Ray's units: 0.2 fits into 1 five times."""
     have, want = round(free * _UNITS), max(1, round(amount * _UNITS))
     if name != "GPU" or want >= _UNITS:
         return have // want
-    # A worker's part is of one GPU: what two have left does not make a third part.
+    # The fraction of a worker must be on one GPU; the rests of two GPUs cannot be combined.
     return have // _UNITS * (_UNITS // want) + have % _UNITS // want
 
 
 def placed(
     free: Sequence[Mapping[str, float]], needs: Iterable[Mapping[str, float]]
 ) -> list[Mapping[str, float]] | None:
-    """Return the resources that nodes have left after processes are placed on them, in order; None where one of these
-    has no place."""
+    """Return the free resources of nodes after processes are placed on them in order, or None if a process does not
+    fit."""
     left = [dict(node) for node in free]
     for need in needs:
-        # Tightest first: what a worker leaves on a node may still do for a smaller process.
+        # Use the fullest node that fits, and keep emptier nodes for larger processes.
         home = min((n for n in left if fitting(n, need) >= 1), key=lambda n: n.get("CPU", 0), default=None)
         if home is None:
             return None
@@ -43,7 +43,7 @@ def placed(
 def possible_workers(
     free: Sequence[Mapping[str, float]], worker: Mapping[str, float], helpers: Sequence[Mapping[str, float]], most: int
 ) -> int:
-    """Return how many workers fit beside the helpers into free resources, at most `most`; -1 if the helpers do
+    """Return how many workers, at most `most`, fit into free resources beside the helpers; -1 if the helpers alone do
     not fit."""
     for workers in range(most, -1, -1):
         if placed(free, [worker] * workers + [*helpers]) is not None:
@@ -58,7 +58,7 @@ HELPER = {"CPU": 1.0}
 def resources(
     strategy: StrategySection, cluster: ClusterSection, use_gpu: bool, nodes: Iterable[Mapping[str, float]]
 ) -> dict[str, float]:
-    """Return the resources that Ray is asked for, for each worker.
+    """Return the resources that each worker requests from Ray.
 
     Args:
         use_gpu: whether workers compute on GPUs.
@@ -78,5 +78,5 @@ def cpus(strategy: StrategySection, cluster: ClusterSection, workers: int) -> fl
 
 
 def _most(kind: str, nodes: Iterable[Mapping[str, float]]) -> float:
-    """Return how many the node with the most of them has; 1 if no node has any yet."""
+    """Return the maximum number of a resource on one node, at least 1."""
     return float(max([1, *(int(node.get(kind, 0)) for node in nodes)]))

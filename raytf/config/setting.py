@@ -1,8 +1,8 @@
-"""The annotations of a setting: its bounds, whether it belongs to the run's identity, which strategies take it, and its
-role in a search.
+"""The annotations of a setting: its bounds, whether it belongs to the run's identity, which strategies accept it, and
+its role in a search.
 
-A field of a section says all of it in `Annotated[...]`; nobody else keeps a list of settings. Bounds are those of
-`annotated_types` (`Ge(1)`), choices are the field's `Literal`, and a whole number is one because its type is `int`.
+All of this is in the field's `Annotated[...]`; no other list of settings exists. Bounds are those of `annotated_types`
+(`Ge(1)`), choices are the field's `Literal`, and the type `int` requires a whole number.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import tyro
 
 from raytf.errors import ConfigError, one_line
 
-#: The notes of a field that is a place in the command instead of a flag, and of a flag that may be repeated.
+#: The annotations of a positional argument, and of a flag that may be repeated.
 POSITIONAL = typing.get_args(tyro.conf.Positional[str])[1]
 APPENDED = typing.get_args(tyro.conf.UseAppendAction[str])[1]
-#: What a flag takes, for the usage.
+#: The placeholder for a value in the usage line.
 _PLACEHOLDERS = {int: "N", float: "X", str: "TEXT"}
 #: The types that a program may pass, for messages.
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", os.PathLike: "a path"}
-#: Kind of bound -> its attribute, whether a value holds it, and what it expects.
+#: Kind of bound -> its attribute, the comparison of a value with it, and the text for people.
 _BOUNDS: dict[type, tuple[str, Callable[[Any, Any], Any], str]] = {
     annotated_types.Ge: ("ge", operator.ge, "a number, {} or more"),
     annotated_types.Gt: ("gt", operator.gt, "a number above {}"),
@@ -43,9 +43,9 @@ class When(enum.Enum):
     """The runs whose results depend on a setting."""
 
     ALWAYS = "always"
-    CHANGED = "where it is not the default"  # runs from before there was such a setting have none
+    CHANGED = "where it is not the default"  # runs that are older than the setting do not have it
     EXACT = "with `--exact`"
-    WITH_SERVERS = "with parameter servers"  # synchronous strategies learn the same and may follow each other
+    WITH_SERVERS = "with parameter servers"  # synchronous strategies learn the same, so a run may change between them
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Identity:
     """The setting must not change when a run is resumed.
 
     Attributes:
-        when: of which runs this is so.
-        text: how it is written into the run's checkpoints, a format that knows all settings by name.
-        within: another setting's name, whose text says this one, too.
+        when: the runs for which this is true.
+        text: the format of its value in the run's checkpoints; it can name any setting.
+        within: the name of another setting, whose text includes this one.
     """
 
     when: When = When.ALWAYS
@@ -65,13 +65,13 @@ class Identity:
 
 @dataclass(frozen=True)
 class Refused:
-    """Some strategies do not take the setting.
+    """Some strategies refuse the setting.
 
     Attributes:
         by: the strategies.
-        message: for people; may name {typed} (flag and value), {flag} and {strategy}.
-        unless: values that are fine all the same; the default always is.
-        sync_replicas: where only parameter servers with, or without, `--sync-replicas` refuse it.
+        message: for people; may contain {typed} (flag and value), {flag} and {strategy}.
+        unless: values that are accepted nevertheless, in addition to the default.
+        sync_replicas: if not None, only parameter servers with (True) or without (False) `--sync-replicas` refuse it.
     """
 
     by: tuple[str, ...]
@@ -82,14 +82,14 @@ class Refused:
 
 @dataclass(frozen=True)
 class Expected:
-    """The text for a number outside its bounds, instead of the text of the bounds."""
+    """The message for a number outside its bounds, instead of the text of the bounds."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class AlsoTakes:
-    """A program can pass the text as another type: `workers=2`, `storage=Path("runs")`.
+    """A program can pass another type instead of a string: `workers=2`, `storage=Path("runs")`.
 
     Attributes:
         kind: int or os.PathLike.
@@ -103,7 +103,7 @@ class Rest:
     """The value can also be the end of the command line, without the flag.
 
     Attributes:
-        text: what stands for it in the usage.
+        text: its placeholder in the usage line.
     """
 
     text: str
@@ -111,23 +111,22 @@ class Rest:
 
 @dataclass(frozen=True)
 class Usual:
-    """A person uses the setting first: `--help` has it, and not only `--help-all`."""
+    """The setting is a common one: `--help` lists it, not only `--help-all`."""
 
 
 class InSearch(enum.Enum):
-    """The role of a setting in `raytf tune`. A setting that is not in the identity and has no role can differ between
-    the commands that continue a search."""
+    """The role of a setting in `raytf tune`. A setting without a role that is not in the identity can differ when a
+    search is continued."""
 
-    OWNED = "each trial has one of its own, which `raytf tune` gives it"
-    NEEDED = "a job must have it for its trials to be placed beside each other"
-    SIZES = "each trial has the workers that it asks for, where this is what is searched"
-    KEPT = "a command that continues a search must pass it as before"
+    OWNED = "each trial has its own value, which `raytf tune` sets"
+    NEEDED = "a job must have it so that its trials can run side by side"
+    SIZES = "if it is searched, each trial has the workers that its value needs"
+    KEPT = "a command that continues a search must pass the same value"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting, read from its field: its type without annotations, its default (None where it is left open), and the
-    annotations."""
+    """One setting, read from its field: type without annotations, default (None if it is open), and annotations."""
 
     name: str
     kind: Any
@@ -140,14 +139,14 @@ class Setting:
 
     @property
     def flag_names(self) -> tuple[str, ...]:
-        """The names under which a command takes it."""
+        """The names of its flag on a command line; empty for a positional argument."""
         if self.is_positional:
             return ()
         return (self.flag, f"--no-{self.flag[2:]}") if self.is_switch else (self.flag,)
 
     @property
     def is_positional(self) -> bool:
-        """Whether it has a place in the command and no name."""
+        """Whether it is a positional argument."""
         return POSITIONAL in self.notes
 
     @property
@@ -172,7 +171,7 @@ class Setting:
 
     @property
     def placeholder(self) -> str:
-        """What stands for its value in a usage."""
+        """The placeholder for its value in a usage line."""
         own = next((note.metavar for note in self.notes if getattr(note, "metavar", None)), None)
         if own:
             return str(own)
@@ -208,7 +207,7 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that a value can be; empty for a setting that is not a choice."""
+        """The allowed words; empty for a setting that is not a choice."""
         return tuple(
             str(word) for part in self.kinds if typing.get_origin(part) is Literal for word in typing.get_args(part)
         )
@@ -221,20 +220,20 @@ class Setting:
 
     @property
     def is_fixed_in_search(self) -> bool:
-        """Whether a command that continues a search must pass it as before. What counts only for parameter servers is
-        compared separately."""
+        """Whether a command that continues a search must pass the same value. Settings that belong to the identity only
+        with parameter servers are compared separately."""
         counts = self.identity is not None and self.identity.when is not When.WITH_SERVERS
         return counts or InSearch.KEPT in self.in_search
 
     def typed(self, value: Any) -> str:
-        """Return the flag with a value, as on a command line."""
+        """Return the flag with a value, as the user types it."""
         if isinstance(value, bool):
             return self.flag if value else f"--no-{self.flag[2:]}"
         return f"{self.flag} {value:g}" if isinstance(value, float) else f"{self.flag} {value}"
 
     def from_python(self, value: Any, argument: str = "") -> Any:
-        """Return a value that a program passed as `argument` (the name of the setting by default), as the flag would
-        have it."""
+        """Convert a value that a program passed to the value that the flag would have. `argument` is the name in
+        errors, by default that of the setting."""
         if value is None and self.default is None:
             return None
         typed = f"{argument or self.name}={one_line(repr(value), 100)}"
@@ -251,8 +250,8 @@ class Setting:
         raise ConfigError(f"{typed}: expected {expected}.")
 
     def check(self, value: Any, typed: str = "") -> None:
-        """Refuse a value that the setting cannot have; `typed` is what the user typed, by default the flag and the
-        value."""
+        """Raise a ConfigError if a value is not allowed. `typed` is the text that the user typed, by default the flag
+        and the value."""
         if value is None:
             return
         typed = typed or f"{self.flag} {value}"
@@ -296,13 +295,13 @@ def values(section: Any) -> Iterator[tuple[Setting, Any]]:
 
 
 def check(section: Any) -> None:
-    """Refuse values that the settings of a section cannot have."""
+    """Raise a ConfigError if a setting of a section has a value that is not allowed."""
     for setting, value in values(section):
         setting.check(value)
 
 
 def words(bound: annotated_types.BaseMetadata) -> str:
-    """Return what a bound expects, for people."""
+    """Return the text of a bound for people, such as `a number above 0`."""
     if type(bound) not in _BOUNDS:
         raise TypeError(f"{bound!r} is not a bound that settings have")
     name, _, text = _BOUNDS[type(bound)]
@@ -322,7 +321,7 @@ def _holds(bound: annotated_types.BaseMetadata, value: Any) -> bool:
 
 
 def _as(kind: type, value: Any) -> Any:
-    """Return a value of NumPy or another library as one of a plain type; raise where it is no such value."""
+    """Convert a value of NumPy or another library to a plain type; raise if the value has another type."""
     if kind is os.PathLike:
         return os.fspath(value)
     is_switch = type(value).__name__ in ("bool", "bool_")  # bool_ is NumPy's

@@ -1,4 +1,4 @@
-"""TrainConfig: every setting of a run, in frozen sections, checked before anything is started."""
+"""TrainConfig: every setting of a run, in frozen sections, checked before the run starts."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from raytf.config.setting import Setting
 from raytf.errors import ClusterError, ConfigError, ExactnessError, ModelError
 from raytf.storage import uris
 
-#: Logical shards when neither the user nor the number of workers asks for more: one command then takes the same
-#: global batches with 1, 2, 3 and 4 workers.
+#: Minimum number of logical shards if none is set, so that one command computes the same global batches with 1, 2, 3
+#: and 4 workers.
 MIN_LOGICAL_SHARDS = 4
 
-#: Logical shards whose 16-bit gradients keep 8 bits and a sign.
+#: Maximum number of logical shards with compressed gradients, which then keep 8 bits and a sign.
 MOST_COMPRESSED_SHARDS = 128
 
 _Flat = tyro.conf.OmitArgPrefixes
@@ -51,7 +51,7 @@ class TrainConfig:
     """All settings of a run, such as `TrainConfig(epochs=3, workers="1:4")`.
 
     Raises:
-        ConfigError: a name is not a setting, or a value is not one that the setting can have.
+        ConfigError: a setting is unknown or its value is not allowed.
     """
 
     run: RunSection = field(default_factory=RunSection)
@@ -64,13 +64,13 @@ class TrainConfig:
     compute: ComputeSection = field(default_factory=ComputeSection)
     checkpoints: CheckpointSection = field(default_factory=CheckpointSection)
 
-    #: Whether the settings come from flags, and not from a program's keyword arguments.
+    #: Whether the settings come from flags, not from a program's keyword arguments.
     is_from_flags = False
-    #: The name under which the run of a program that `raytf run` started is one of several; empty for any other run.
+    #: The name of the program if `raytf run` started this run; empty for any other run.
     program = ""
 
     def __init__(self, **settings: Unpack[Settings]):
-        # Whole sections, too, which tyro passes when it has parsed flags. Two of them are called as a setting in them.
+        # tyro passes whole sections after it has parsed flags. Two sections are named like one of their own settings.
         passed: dict[str, Any] = dict(settings)
         for name, kind in section_types().items():
             section = kind()
@@ -86,35 +86,35 @@ class TrainConfig:
         """Build a configuration, as `TrainConfig(...)` does: `of(global_batch_size=64, run="a")`.
 
         Raises:
-            ConfigError: a name is not a setting, or a value is not one that the setting can have.
+            ConfigError: a setting is unknown or its value is not allowed.
         """
         return cls(**settings)
 
     @classmethod
     def among(cls, flags: Mapping[str, Any]) -> TrainConfig:
-        """Build a configuration from those of a job's flags that are settings. `check` refuses wrong values."""
+        """Build a configuration from the job's flags that are settings, and ignore others. Values are not checked."""
         config = cls()._with({name: value for name, value in flags.items() if name in cls().settings})
         object.__setattr__(config, "is_from_flags", True)
         return config
 
     @property
     def sections(self) -> dict[str, Any]:
-        """Name -> section."""
+        """All sections: name -> section."""
         return {name: getattr(self, name) for name in section_types()}
 
     @property
     def settings(self) -> dict[str, str]:
-        """Flag name -> section, of all settings."""
+        """All settings: setting name -> section name."""
         return {its.name: name for name, kind in section_types().items() for its in setting.of(kind)}
 
     @property
     def values(self) -> dict[str, Any]:
-        """Flag name -> value, of all settings."""
+        """All settings: setting name -> value."""
         return {name: getattr(getattr(self, section), name) for name, section in self.settings.items()}
 
     @property
     def changed(self) -> dict[str, str]:
-        """Flag -> value of the settings that are not at their defaults; a switch is on or off."""
+        """Settings that differ from their defaults: flag -> value as text; a switch is on or off."""
         values, words = self.values, {"True": "on", "False": "off"}
         texts = {its.flag: str(values[its.name]) for its in every_setting() if values[its.name] != its.default}
         return {flag: words.get(text, text) for flag, text in texts.items()}
@@ -123,7 +123,7 @@ class TrainConfig:
         """Return a copy with some settings changed.
 
         Raises:
-            ConfigError: a name is not a setting, or a value is not one that the setting can have.
+            ConfigError: a setting is unknown or its value is not allowed.
         """
         return self._with(_plain(settings))
 
@@ -145,19 +145,18 @@ class TrainConfig:
 
     @property
     def run_name(self) -> str:
-        """The run's whole name, for people: `mnist`, or `train/1` for a run of a program."""
+        """The run's full name for display: `mnist`, or `train/1` for a run of a program."""
         return f"{self.program}/{self.run.name}" if self.program else self.run.name
 
     def lasting(self, epochs: int) -> TrainConfig:
-        """Return a copy that runs for that many epochs, unless the user said how long."""
+        """Return a copy that runs for that many epochs, unless the user set --epochs or --steps."""
         is_set = self.length.epochs is not None or self.length.steps is not None
         return self if is_set else self.replace(epochs=epochs)
 
     @property
     def logical_shards(self) -> int:
         """Equal parts of a global batch: as set, otherwise the next power of two from the most workers up, at least 4.
-        `fit` uses that of an existing run, so that it does not depend on the number of workers, and `shards_on_gpus` on
-        GPUs."""
+        `fit` uses the number of an existing run, if there is one, and `shards_on_gpus` for a new run on GPUs."""
         if self.batch.logical_shards is not None:
             return self.batch.logical_shards
         if self.strategy.has_servers and not self.strategy.sync_replicas:
@@ -166,9 +165,9 @@ class TrainConfig:
         return 1 << (most - 1).bit_length()
 
     def shards_on_gpus(self, gpus: float) -> int:
-        """Return the logical shards of a new run on GPUs if none are set: the power of two from the most such GPUs up.
+        """Return the default number of logical shards on GPUs: the next power of two from the most GPUs up.
 
-        There is no least: a GPU computes one large part faster than several small ones.
+        There is no minimum, because a GPU computes one large part faster than several small ones.
         """
         most = math.ceil(self.worker_range[1] * max(1.0, gpus))
         return 1 << (most - 1).bit_length()
@@ -198,10 +197,10 @@ class TrainConfig:
         return contextlib.nullcontext() if self.is_from_flags else _named_as_keyword_arguments()
 
     def check(self) -> None:
-        """Refuse what cannot work.
+        """Check that the settings can work together.
 
         Raises:
-            ConfigError: says which setting, what was expected and how to fix it.
+            ConfigError: a setting cannot work; the message says what was expected and how to fix it.
         """
         with self.named_as_typed():
             self._check()
@@ -250,18 +249,18 @@ class TrainConfig:
         shards, devices = self.logical_shards, self.strategy.logical_devices or 1
         if shards < devices:
             raise ConfigError(
-                f"--logical-devices {devices} with {shards} logical shards: a device without a shard has nothing to "
-                f"do. Use at most {shards} devices, or, for a new run, --logical-shards {devices} or more."
+                f"--logical-devices {devices} with {shards} logical shards: each device needs at least one shard. "
+                f"Use at most {shards} devices, or, for a new run, --logical-shards {devices} or more."
             )
         if self.compute.compress_gradients and shards > MOST_COMPRESSED_SHARDS:
             raise ConfigError(
-                f"--compress-gradients with {shards} logical shards: their sum must fit 16 bits, which leaves each "
-                f"fewer than 8. Leave it out, or pass --logical-shards {MOST_COMPRESSED_SHARDS} or fewer."
+                f"--compress-gradients with {shards} logical shards: their sum must fit 16 bits, which leaves fewer "
+                f"than 8 for each. Leave it out, or pass --logical-shards {MOST_COMPRESSED_SHARDS} or fewer."
             )
         most = self.parts
         if shards < most:
             raise ConfigError(
-                f"--logical-shards {shards} with up to {most} workers: a worker without a shard has nothing to do. "
+                f"--logical-shards {shards} with up to {most} workers: each worker needs at least one shard. "
                 f"Use at least {most} shards or at most {shards} workers."
             )
         size = self.batch.global_batch_size
@@ -270,26 +269,26 @@ class TrainConfig:
             fitting = [v for v in range(most, size + 1) if size % v == 0]
             other = f", or --logical-shards {fitting[0]}" if fitting else ""
             raise ConfigError(
-                f"--global-batch-size {size} cannot be cut into {shards} equal logical shards, which "
-                f"--strategy parameter-server needs. Use --global-batch-size {near}{other}."
+                f"--global-batch-size {size} cannot be divided into {shards} equal logical shards, which "
+                f"--strategy parameter-server requires. Use --global-batch-size {near}{other}."
             )
 
     @property
     def parts(self) -> int:
-        """The most processes among which one batch is divided."""
+        """The maximum number of processes among which one batch is divided."""
         if self.strategy.has_servers and not self.strategy.sync_replicas:
             return 1
         return self.strategy.replicas_to_aggregate or self.worker_range[1]
 
 
 def worker_range(strategy: StrategySection, cluster: ClusterSection) -> tuple[int, int]:
-    """Return the fewest and the most workers, or refuse a number that the strategy does not have."""
+    """Return the fewest and the most workers, or refuse a number that the strategy does not allow."""
     if strategy.strategy not in ONE_WORKER:
         return cluster.worker_range
     if cluster.workers is not None and cluster.worker_range != (1, 1):
         raise ConfigError(
-            f"--workers {cluster.workers} with --strategy {strategy.strategy}: that is one worker, whose devices share "
-            "the work. Leave out --workers, or take --strategy multi-worker-mirrored."
+            f"--workers {cluster.workers} with --strategy {strategy.strategy}: this strategy has one worker, whose "
+            "devices share the work. Leave out --workers, or pass --strategy multi-worker-mirrored."
         )
     return 1, 1
 
@@ -323,7 +322,7 @@ def _check_together(strategy: StrategySection, cluster: ClusterSection, compute:
     if compute.compress_gradients and compute.reduction == "float":
         raise ConfigError(
             "--compress-gradients with --reduction float: the 16 bits are fixed point, since a sum of 16-bit floats "
-            "depends on its order and loses what is small. Leave out one of them."
+            "depends on its order and loses small values. Leave out one of them."
         )
     _check_aggregation(strategy, worker_range(strategy, cluster)[1])
 
@@ -334,13 +333,13 @@ def _check_aggregation(strategy: StrategySection, most_workers: int) -> None:
         return
     if not strategy.sync_replicas:
         raise ConfigError(
-            f"--replicas-to-aggregate {parts}: without --sync-replicas every gradient is an update of its own. "
+            f"--replicas-to-aggregate {parts}: without --sync-replicas every gradient is a separate update. "
             "Add --sync-replicas, or leave it out."
         )
     if not isinstance(parts, int) or not 1 <= parts <= most_workers:
         raise ConfigError(
             f"--replicas-to-aggregate {parts} with up to {most_workers} workers: expected 1 to {most_workers}. "
-            "The workers beyond it are backups."
+            "Additional workers are backups."
         )
 
 
@@ -357,7 +356,7 @@ def every_setting() -> tuple[Setting, ...]:
 
 
 def by_name(name: str) -> Setting:
-    """Return a setting, or raise a ConfigError that names the one that was probably meant."""
+    """Return a setting, or raise a ConfigError that suggests the closest match."""
     known = {its.name: its for its in every_setting()}
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
@@ -371,10 +370,10 @@ _FLAG = re.compile(r"--(no-)?([a-z][a-z-]+)(?: ('[^']*'|\S+?(?=[.,;:]?(?:\s|$)))
 
 
 def as_keyword_arguments(message: str) -> str:
-    """Return a message with the flags in it written as a program passes them: `--workers 2` as `workers=2`.
+    """Return a message with its flags written as keyword arguments: `--workers 2` as `workers=2`.
 
-    A word after a flag is its value if the setting can have it. Words of a text setting are values if they are quoted,
-    if they begin the message, up to a colon, or if the flag follows the word "with".
+    A word after a flag is its value if the setting allows it. For a text setting, the word is the value if it is
+    quoted, if the flag begins the message and a colon follows the word, or if the flag follows the word "with".
     """
     known = {its.flag.removeprefix("--"): its for its in every_setting()}
 
@@ -403,7 +402,7 @@ def _named_as_keyword_arguments() -> Iterator[None]:
 
 
 def _value_of(its: Setting, word: str, is_likely: bool) -> str | None:
-    """Return a word of a message as Python has the value; None where it is no value of the setting."""
+    """Return a word of a message as a Python literal, or None if it is no value of the setting."""
     if word.startswith("'") or re.fullmatch(r"-?[\d.]+", word):
         return word
     is_text = bool(word) and not its.choices and its.kinds == (str,)
@@ -412,12 +411,12 @@ def _value_of(its: Setting, word: str, is_likely: bool) -> str | None:
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that a program passed with the values that flags would have."""
+    """Convert settings that a program passed to the values that flags would have."""
     with _named_as_keyword_arguments():
         return {name: by_name(name).from_python(value) for name, value in settings.items()}
 
 
-#: The annotation a job's dataclass gives its TrainConfig field, so that `--run` is not `--train.run.run`.
+#: The annotation for the TrainConfig field of a job's dataclass; the flag is then `--run`, not `--train.run.run`.
 Flags = _Flat[TrainConfig]  # type: ignore[type-arg]
 #: The same for a job that does not train: --workers, --use-gpu and --cpus-per-worker for `raytf.on_workers`.
 WorkerFlags = _Flat[WorkerSection]  # type: ignore[type-arg]

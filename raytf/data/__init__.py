@@ -1,4 +1,4 @@
-"""Data: sources with random access, and an order that depends on the seed and the step alone."""
+"""Data: sources with random access, and an order that depends only on the seed and the step."""
 
 from raytf.data.image_datasets import Images, load_images
 from raytf.data.sources import (

@@ -1,4 +1,4 @@
-"""Weights of classes as weights of records, by the rules of `keras.Model.fit`."""
+"""Converts weights of classes to weights of records, by the rules of `keras.Model.fit`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raytf.errors import DataError
 
 
 def checked(class_weight: Any) -> dict[int, float] | None:
-    """Return `class_weight` of a call of `fit` with plain numbers.
+    """Return the argument `class_weight` of `fit` as a dict of plain numbers.
 
     Raises:
         DataError: it does not map integers to numbers.
@@ -20,7 +20,7 @@ def checked(class_weight: Any) -> dict[int, float] | None:
         return None
     try:
         plain = {int(label): float(weight) for label, weight in class_weight.items()}
-        if all(label in plain for label in class_weight):  # such as 0.0, but not 0.5 or "0"
+        if all(label in plain for label in class_weight):  # allows 0.0, but not 0.5 or "0"
             return plain
     except (AttributeError, TypeError, ValueError):
         pass
@@ -31,11 +31,11 @@ def checked(class_weight: Any) -> dict[int, float] | None:
 
 
 def weight_spec(spec: tuple[Any, Any, Any], name: str) -> Spec:
-    """Return what the weights of one record look like: one number, or one for each position of its target.
+    """Return the spec of one record's weights: one number, or one for each position of its target.
 
     Args:
-        spec: of (x, y, sample_weight).
-        name: of the data, for the message.
+        spec: specs (x, y, sample_weight) of the data.
+        name: name of the data, for the message.
 
     Raises:
         DataError: there is not exactly one target.
@@ -48,16 +48,16 @@ def weight_spec(spec: tuple[Any, Any, Any], name: str) -> Spec:
 
 
 def refuse(spec: tuple[Any, Any, Any], name: str, has_positions: bool, is_weighted: bool) -> None:
-    """Refuse data with which Keras refuses `class_weight`.
+    """Raise if Keras refuses `class_weight` with such data.
 
     Args:
-        spec: of (x, y, sample_weight).
-        name: of the data, for messages.
+        spec: specs (x, y, sample_weight) of the data.
+        name: name of the data, for messages.
         has_positions: whether targets may have a class for each of several positions, as in a `tf.data.Dataset`.
-        is_weighted: whether the data may have weights, too.
+        is_weighted: whether the data may also have sample weights.
 
     Raises:
-        DataError: the data cannot have class_weight.
+        DataError: class_weight cannot be used with the data.
     """
     positions = weight_spec(spec, name).shape
     if spec[2] is not None and not is_weighted:
@@ -69,13 +69,14 @@ def refuse(spec: tuple[Any, Any, Any], name: str, has_positions: bool, is_weight
         raise DataError(
             f"class_weight needs one class for each record, and a target of {name} data has the shape "
             f"{spec[1].shape}. Pass sample_weight with the shape (records, {', '.join(map(str, positions))}) instead, "
-            "or put the data in a tf.data.Dataset, with which class_weight weighs each position."
+            "or put the data in a tf.data.Dataset, where class_weight weighs each position."
         )
 
 
 def weights_of(y: np.ndarray, class_weight: dict[int, float]) -> np.ndarray:
-    """Return the weight of each class in `y`, as Keras does: one-hot and other vectors stand for the class of their
-    largest number, and single numbers are rounded. A class without a weight has the weight 1.
+    """Return the weight of each target's class, as in Keras. A class without a weight has the weight 1.
+
+    The class of a vector, such as a one-hot target, is the place of its largest number. Single numbers are rounded.
 
     Args:
         y: [records, ...] targets.

@@ -1,4 +1,4 @@
-"""Data sets by name or path: MNIST, the digits that come with raytf, and everything that a source reads."""
+"""Data sets by name or path: MNIST, the digits that come with raytf, and every format that a source reads."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from raytf.data.sources.npz import array_names, load_arrays
 from raytf.errors import DataError
 from raytf.storage import uris
 
-#: Copies of MNIST that are used before anything is downloaded: raytf's own folder, then Keras's cache.
+#: Local copies of MNIST, tried in this order before a download: raytf's own folder, then Keras's cache.
 MNIST_HOMES = ("~/.raytf/mnist", "~/.keras/datasets/mnist.npz")
 _MNIST_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
 _DOWNLOAD_SECONDS = 8.0
-#: The largest file that is read into memory as a whole, in chunks: a header may promise more bytes than there are.
+#: The largest file that is read as a whole, and the chunks of the read, as a header may promise too many bytes.
 _MOST_BYTES, _CHUNK_BYTES = 64 << 30, 1 << 20
-#: Labels that are read at a time.
+#: Labels per read.
 _LABELS = 4096
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _SPLITS = {"train": ("train",), "test": ("t10k", "test")}
@@ -44,7 +44,7 @@ class Images:
     """Labelled images.
 
     Attributes:
-        name: of the data set, for people.
+        name: name of the data set, for people.
         train, test: sources of (image uint8 [height, width, channels], label int64).
         image_shape: (height, width, channels).
         classes: number of classes.
@@ -62,13 +62,13 @@ def load_images(data: str = "auto", size: tuple[int, int] | None = None) -> Imag
 
     Args:
         data: `auto` (MNIST from a local copy, else downloaded, else the digits), `mnist`, `digits`, or a path: a
-            folder with IDX files as they are published (.gz or not), an .npz with x_train, y_train, x_test, y_test, or
-            a folder or URI with train/ and test/ of TFRecord or Parquet files with image and label, or of folders of
-            JPEG or PNG files, one for each class.
-        size: (height, width) of all encoded images; that of the first one by default.
+            folder with the published IDX files (.gz or not), an .npz with x_train, y_train, x_test, y_test, or a folder
+            or URI with train/ and test/, which contain TFRecord or Parquet files of image and label, or a folder of
+            JPEG or PNG files for each class.
+        size: (height, width) of all encoded images; by default the size of the first one.
 
     Raises:
-        DataError: there is nothing, or nothing of these kinds.
+        DataError: there is no data there, or none of these kinds.
     """
     if data == "digits":
         return _digits()
@@ -98,7 +98,7 @@ def _download(url: str, folder: str) -> Path:
         path = Path(folder) / "mnist.npz"
         path.write_bytes(answer.read())
     home = Path(MNIST_HOMES[1]).expanduser()
-    with contextlib.suppress(OSError):  # without the cache the next start downloads it again
+    with contextlib.suppress(OSError):  # without the cache, the next run downloads it again
         home.parent.mkdir(parents=True, exist_ok=True)
         temporary = home.with_suffix(f".{os.getpid()}")
         shutil.copyfile(path, temporary)
@@ -108,13 +108,13 @@ def _download(url: str, folder: str) -> Path:
 
 def _digits() -> Images:
     # The test part of the Optical Recognition of Handwritten Digits data set (E. Alpaydin and C. Kaynak, 1998, UCI
-    # Machine Learning Repository, CC BY 4.0), with the numbers of scikit-learn. If that package is installed, Keras
-    # imports it in every process, which takes a fifth of the time that TensorFlow and Keras take.
+    # Machine Learning Repository, CC BY 4.0), as in scikit-learn. raytf does without that package: if it is installed,
+    # Keras imports it in every process, which adds a fifth to the import time of TensorFlow and Keras.
     with np.load(io.BytesIO(resources.files("raytf.data").joinpath("digits.npz").read_bytes())) as file:
         levels, labels = file["levels"], file["labels"]  # [1797, 8, 8] of 0 to 16, and [1797]
     x = (levels * (255 / 16)).round().astype(np.uint8)
     y = labels.astype(np.int64)
-    # Records of a writer are neighbors: every fifth record tests, so that both parts know all writers.
+    # The records of a writer are adjacent. Every fifth record is for tests, so that both parts have all writers.
     test = np.arange(len(x)) % 5 == 0
     return _images("handwritten digits of scikit-learn (8x8)", x[~test], y[~test], x[test], y[test])
 
@@ -146,14 +146,14 @@ def _from_path(data: str, size: tuple[int, int] | None) -> Images:
 
 
 def open_splits(data: str, reading: ReadOptions | None = None) -> dict[str, Source]:
-    """Return the sources at a path or URI by the names of its parts; without parts, one source with an empty name.
+    """Return part name -> source for a path or URI; data without parts is one source with an empty name.
 
     Args:
-        data: as for `load_images`, or everything that a source reads, also in folders train/, validation/ and test/.
+        data: as for `load_images`, or any format that a source reads, also in folders train/, validation/ and test/.
 
     Raises:
-        DataError: nothing there that can be read.
-        StorageError: storage refuses.
+        DataError: there is no readable data there.
+        StorageError: storage refuses a request.
     """
     reading = reading or ReadOptions()
     if data in ("auto", "mnist", "digits"):
@@ -183,7 +183,7 @@ def open_splits(data: str, reading: ReadOptions | None = None) -> dict[str, Sour
 
 
 def part(data: str, name: str) -> str:
-    """Return the URI of a folder in another one."""
+    """Return the URI of a subfolder."""
     base, mark, query = (data, "", "") if uris.is_folder(data) else data.partition("?")
     return f"{base.rstrip('/')}/{name}{mark}{query}"
 
@@ -215,11 +215,11 @@ def read_idx(path: str | os.PathLike) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}. Fetch it again.") from error
     except MemoryError:
-        raise DataError(f"{path} does not fit into this machine's memory. Convert it where it does.") from None
+        raise DataError(f"{path} does not fit into this machine's memory. Convert it on a larger machine.") from None
 
 
 def _idx(path: Path, file: Any) -> np.ndarray:
-    """Return the numbers of an IDX file; no more bytes are read, or unpacked, than its header promises."""
+    """Return the array in an IDX file; read and unpack no more bytes than its header promises."""
     start = file.read(4)
     rest = file.read(4 * start[3]) if len(start) == 4 else b""
     if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _IDX_TYPES or len(rest) < 4 * start[3]:
@@ -229,7 +229,7 @@ def _idx(path: Path, file: Any) -> np.ndarray:
     expected = math.prod(shape) * kind.itemsize
     if expected > _MOST_BYTES:
         raise DataError(
-            f"{path}: its header promises {expected:,} bytes, more than the {_MOST_BYTES:,} that are read as a whole. "
+            f"{path}: its header promises {expected:,} bytes, but at most {_MOST_BYTES:,} are read as a whole. "
             "Convert it to TFRecord or Parquet, which are read in parts."
         )
     chunks, size = [], 0

@@ -1,14 +1,14 @@
-"""Decides which record is in which logical shard at which step: pure arithmetic, no state, no world size.
+"""Assigns records to logical shards and steps: pure arithmetic, without state and for any world size.
 
-An epoch of N records is ordered in this way. The source's blocks are permuted; the records, block after block, form one
-sequence; the sequence is cut into V ranges whose lengths differ by at most one, a range for each logical shard; each
-range is shuffled within windows of bounded length. Step s of the epoch takes records [s*b, (s+1)*b) of every range,
-where b = G/V. All steps are full but the last. If V does not divide G, shard v takes b(v) = floor((v+1)*G/V) -
-floor(v*G/V) records of each step, and its range is as long in proportion.
+An epoch of N records is ordered as follows. The source's blocks are permuted. The records, block after block, form one
+sequence. The sequence is cut into V ranges, one for each logical shard, whose lengths differ by at most one. Each range
+is shuffled within windows of bounded length. Step s of the epoch takes records [s*b, (s+1)*b) of every range, where
+b = G/V. All steps except the last are full. If V does not divide G, shard v takes b(v) = floor((v+1)*G/V) -
+floor(v*G/V) records of each step, and the length of its range is in proportion to b(v).
 
-The remainder rule: when N is not a multiple of G the last step of an epoch is smaller. It takes the rest of each range,
-0 to b records a shard, at most one more in one shard than in another, and its loss is the mean over its records. So
-every record is used exactly once an epoch, and an epoch has ceil(N/G) steps, as in Keras.
+The remainder rule: if N is not a multiple of G, the last step of an epoch is smaller. It takes the rest of each range
+(0 to b records, with a difference of at most one between shards), and its loss is the mean over its records. So every
+record is used exactly once in each epoch, and an epoch has ceil(N/G) steps, as in Keras.
 
 Random numbers come from splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014),
 written out here so that no library update can change an order.
@@ -25,7 +25,7 @@ from raytf.data.plan import BatchPlan, StepPlan
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
-#: Domains keep streams apart that share a seed.
+#: Domains, which separate random streams with the same seed.
 _BLOCKS, _WINDOW, _STEP = 1, 2, 3
 
 
@@ -52,10 +52,10 @@ def permutation(n: int, *key: int) -> np.ndarray:
 
 
 def argsort(keys: np.ndarray) -> np.ndarray:
-    """Return np.argsort(keys, kind="stable") of uint64, in two thirds of the time: numbers sort faster than places.
+    """Return np.argsort(keys, kind="stable") of uint64, in two thirds of the time: values sort fastest.
 
-    The low bits of each number are replaced by its place. Numbers that differ only in these few bits are put in order
-    afterwards: with random keys a pair in a million, or none.
+    The low bits of each key are replaced by its index. Keys that differ only in these few bits are sorted afterwards;
+    among random keys, at most one pair in a million does.
     """
     low = np.uint64((1 << max(1, (len(keys) - 1).bit_length())) - 1)
     packed = keys & ~low
@@ -71,7 +71,7 @@ def argsort(keys: np.ndarray) -> np.ndarray:
 
 
 def step_seeds(seed: int, steps: np.ndarray, shards: np.ndarray, count: int) -> np.ndarray:
-    """Return the seeds of everything random inside a micro-batch.
+    """Return the seeds of all random operations in a micro-batch.
 
     Args:
         seed: the run's seed.
@@ -80,7 +80,7 @@ def step_seeds(seed: int, steps: np.ndarray, shards: np.ndarray, count: int) -> 
         count: the number of seeds for each micro-batch.
 
     Returns:
-        [K, L, count, 2] int32, not negative.
+        [K, L, count, 2] non-negative int32.
     """
     parts = fold(
         _STEP,
@@ -97,12 +97,12 @@ class EpochOrder:
     """The order of one epoch.
 
     Args:
-        plan: sizes.
-        block_sizes: [B] records in each block of the source, or None if every record can be read by itself.
+        plan: the sizes of shards and steps.
+        block_sizes: [B] records in each block of the source, or None if records can be read one by one.
         seed: the run's seed.
         epoch: counted from 0.
-        window: records within which a range is shuffled after its blocks were; 1 for no such shuffling.
-        shuffle: False gives the source's own order.
+        window: number of records within which a range is shuffled after the blocks; 1 for no such shuffling.
+        shuffle: False keeps the source's own order.
     """
 
     def __init__(
@@ -122,14 +122,14 @@ class EpochOrder:
         #: Where each block of the epoch's sequence begins, in the source and in the sequence.
         self._first_record, self._first_position = order, order
         self._unit_blocks = block_sizes is None
-        if block_sizes is not None:  # single records need no more than their permutation, 8 bytes each
+        if block_sizes is not None:  # single records need only their permutation, 8 bytes each
             sizes = np.asarray(block_sizes, np.int64)
             self._first_record = (np.cumsum(sizes) - sizes)[order]
             self._first_position = np.cumsum(sizes[order]) - sizes[order]
         self._windows: dict[tuple[int, int], np.ndarray] = {}
 
     def for_another_thread(self) -> EpochOrder:
-        """Return the same order for another thread, without making it again."""
+        """Return a copy of this order for another thread, without computing it again."""
         other = copy.copy(self)
         other._windows = {}
         return other
@@ -152,9 +152,9 @@ class EpochOrder:
         return self.records(shard, first * size, stop * size)
 
     def coming(self, shard: int, step: int, most: int) -> np.ndarray:
-        """Return the first records of the blocks that a shard will need after its present window.
+        """Return the first records of the blocks that a shard will need after its current window.
 
-        They cover as much of the next window as the shard has taken of the present one, so that the next window is not
+        They cover as much of the next window as the shard has taken of the current one, so that the next window is not
         read all at once when it begins.
 
         Args:
@@ -191,8 +191,7 @@ class EpochOrder:
 
 
 class BatchOrder:
-    """The order of an epoch of a data set of batches of known sizes: step s has the s-th batch, for any number of
-    shards."""
+    """The order of an epoch of batches with known sizes: step s has the s-th batch, for any number of shards."""
 
     def __init__(self, plan: BatchPlan):
         self.plan = plan

@@ -1,4 +1,4 @@
-"""Batches for one worker: its logical shards of the next steps, gathered in a background thread."""
+"""Gathers the batches of one worker, its logical shards of the next steps, in a background thread."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from raytf.errors import DataError
 
 #: (batch, seed) -> batch, where batch is (x, y, sample_weight) of tensors [b, ...] and seed an int32 tensor [2].
 Augment = Callable[[tuple[Any, Any, Any], Any], tuple[Any, Any, Any]]
-#: The most bytes of records that are read before their window begins.
+#: The most bytes of records that are read ahead of their window.
 _AHEAD_BYTES = 32 << 20
-#: The most steps whose records are taken at a time, and the most bytes of them.
+#: The most steps, and the most bytes, whose records are taken from the source at once.
 _ROWS_STEPS, _ROWS_BYTES = 16, 4 << 20
-#: Calls gathered ahead: with one in the thread and one that is ready, no call waits for the thread to wake up.
+#: Calls gathered ahead: one in the thread and one ready, so that no call waits for the thread to wake up.
 DEPTH = 2
 
 
@@ -37,10 +37,10 @@ class CallBatch:
     Attributes:
         start, stop: global steps [start, stop), K of them.
         leaves: each [K, L, b, ...]; arrays, or the results of the pipeline's `send`.
-        counts: [L] int32 records in each shard; in a full step, fewer than b only if V does not divide G.
+        counts: [L] int32 number of records in each shard; in a full step, fewer than b only if V does not divide G.
         full: whether every shard of every worker is full.
         seeds: [K, L, S, 2] int32.
-        records: records of all workers in these steps.
+        records: number of records of all workers in these steps.
     """
 
     start: int
@@ -53,7 +53,7 @@ class CallBatch:
 
     @classmethod
     def of_zeros(cls, specs: Sequence[Spec], plan: StepPlan, seeds: int, steps: int, full: bool) -> CallBatch:
-        """Return a call of one shard and some steps, or none, with records and seeds of zeros."""
+        """Return a call of one shard and `steps` steps, which may be 0, with records and seeds of zeros."""
         b = plan.micro_batch_size
         leaves = [spec.zeros([steps, 1, b, *(max(1, n) for n in spec.shape)]) for spec in specs]
         return cls(0, steps, leaves, np.full(1, b, np.int32), full, np.zeros([steps, 1, seeds, 2], np.int32), b)
@@ -73,14 +73,14 @@ class Pipeline:
     """Reads the records of a range of logical shards.
 
     Args:
-        source: of the records.
-        plan: sizes.
+        source: provides the records.
+        plan: the sizes of shards and steps.
         shards: this worker's logical shards.
         seed: the run's seed.
         shuffle: False reads in the source's order (evaluation).
         class_weight: weight of each class, multiplied into sample weights, as in Keras.
         augment: applied to each micro-batch with its own seed.
-        seeds: `step_seeds`, or another function of its arguments.
+        seeds: `step_seeds`, or another function with the same arguments.
 
     Attributes:
         send: applied to the leaves of a call in the background thread; may be set before the first `submit`.
@@ -111,11 +111,11 @@ class Pipeline:
         self.template, self.leaf_specs = self._describe()
 
     def prepare(self, seeds_per_shard: int, classes: int | None) -> None:
-        """Set what the model needs, before the first `submit`.
+        """Set the model's requirements, before the first `submit`.
 
         Args:
-            seeds_per_shard: random seeds for a micro-batch.
-            classes: number of classes that labels must be below, or None.
+            seeds_per_shard: number of random seeds for each micro-batch.
+            classes: number of classes, which labels must be below; None for no check.
         """
         self._seeds_per_shard = seeds_per_shard
         # If the source knows its labels, they were checked before the first step.
@@ -127,27 +127,26 @@ class Pipeline:
         return self._finish(self.source.take(ids), np.zeros(2, np.int32))
 
     def submit(self, start: int, stop: int, beside: int | None = None) -> Future[CallBatch]:
-        """Start to gather global steps [start, stop), all of one epoch. `beside` is another worker's shard of the one
-        step, which follows this pipeline's shards."""
+        """Start gathering global steps [start, stop) of one epoch; `beside` appends another worker's shard."""
         return self._pool.submit(self._gather, start, stop, beside)
 
     def numbers(self, step: int) -> np.ndarray | None:
-        """Return the records [n] of the source that this pipeline's shards have in a step, one shard after another.
+        """Return the record numbers [n] of this pipeline's shards in a step, one shard after another.
 
-        It is None if the program makes the records while the run trains.
+        Return None if the program makes the records while the run trains.
         """
         if isinstance(self.source, LiveBatches):
             return None
         epoch, inside = self.plan.locate(step)
-        order = self._make_order(epoch)  # another one than the thread's that gathers
+        order = self._make_order(epoch)  # not the one that the background thread uses
         return np.concatenate([order.of_steps(v, inside, inside + 1) for v in self.shards])
 
     def of(self, shards: range) -> Pipeline:
-        """Return a pipeline of other shards in place of this one, which is closed."""
+        """Close this pipeline, and return one of other shards in its place."""
         self.close()
         other = copy.copy(self)
         other._begin(shards)
-        if self._order is not None:  # making the order of an epoch again is costly
+        if self._order is not None:  # computing the order of an epoch again is costly
             other._order = self._order[0], self._order[1].for_another_thread()
         return other
 
@@ -157,7 +156,7 @@ class Pipeline:
     def _begin(self, shards: range) -> None:
         whole = self._whole
         self.shards = shards
-        # Its own reader: validation may read the same source while training reads ahead.
+        # A reader of its own: validation may read the same source while training reads ahead.
         self.source: Source = whole.reader(len(shards)) if hasattr(whole, "reader") else whole
         self._order: tuple[int, Order] | None = None
         self._rows: _Rows | None = None
@@ -169,7 +168,7 @@ class Pipeline:
         specs = [Spec.of(np.asarray(leaf)) for _, leaf in tree.flatten(batch)]
         if self._augment is not None:
             return batch, specs
-        declared = [spec for _, spec in tree.flatten(self._template)]  # a source's batches may differ
+        declared = [spec for _, spec in tree.flatten(self._template)]  # lengths may vary between batches
         return batch, [spec if known.has_lengths else known for known, spec in zip(declared, specs, strict=True)]
 
     def _epoch_order(self, epoch: int) -> Order:
@@ -187,7 +186,7 @@ class Pipeline:
     def _gather(self, start: int, stop: int, beside: int | None = None) -> CallBatch:
         """Gather a call and send its leaves, in the background thread.
 
-        It must not change this pipeline's attributes: `of` copies it meanwhile, in another thread.
+        It may replace no attribute but `_order` and `_rows`: `of` may copy this pipeline in another thread.
         """
         call = self._gather_own(start, stop) if beside is None else self._gather_beside(start, beside)
         return dataclasses.replace(call, leaves=self.send(call.leaves))
@@ -217,7 +216,7 @@ class Pipeline:
         return CallBatch(start, stop, shaped, local, full, model_seeds[:, :, :-1], records)
 
     def _gather_beside(self, step: int, shard: int) -> CallBatch:
-        """Return one step with another worker's shard after this pipeline's: two calls that are joined."""
+        """Return one step of this pipeline's shards, followed by another worker's shard: two calls, joined."""
         own = self._gather_own(step, step + 1)
         other = self.alone(shard, step)
         leaves = [np.concatenate(pair, 1) for pair in zip(own.leaves, other.leaves, strict=True)]
@@ -238,7 +237,7 @@ class Pipeline:
             other.close()
 
     def _gather_live(self, source: LiveBatches, step: int) -> CallBatch:
-        """Return a batch that the program has made: one step, with as many records as it has."""
+        """Return this worker's part of a batch that the program made, as a call of one step."""
         assert source.fetch is not None
         assert isinstance(self.plan, BatchPlan)
         flat, rows = source.fetch(step, self.shards)
@@ -253,14 +252,14 @@ class Pipeline:
     def _full_rows(self, order: Order, inside: int, steps: int) -> list[np.ndarray]:
         """Return the leaves [steps * L * b, ...] of full steps of an epoch, one step after another.
 
-        They are taken some steps at a time, however short calls are: taking few records costs as much as many.
+        They are taken several steps at a time, however short calls are: taking few records costs as much as many.
         """
         size, end = len(self.shards) * self.plan.micro_batch_size, inside + steps
         pieces: list[list[np.ndarray]] = []
         while inside < end:
             rows = self._rows
             if rows is None or rows.order is not order or not rows.first <= inside < rows.stop:
-                # From the end of the last ones: a source expects to be asked for each record once.
+                # Start at the end of the last rows: a source expects each record to be requested once.
                 rows = self._rows = self._take_rows(order, inside, end)
             stop = min(end, rows.stop)
             cut = slice((inside - rows.first) * size, (stop - rows.first) * size)
@@ -279,7 +278,7 @@ class Pipeline:
         return _Rows(order, first, stop, self.source.take(ids.reshape(-1)))
 
     def _read_ahead(self, order: Order, step: int) -> None:
-        """Have the source read, in its own threads, the blocks that follow the window of a step."""
+        """Make the source read, in its own threads, the blocks that follow the window of a step."""
         if self._expect is not None:
             most = _AHEAD_BYTES // (max(1, record_bytes(self.source.spec)) * len(self.shards))
             self._expect(np.concatenate([order.coming(v, step, most) for v in self.shards]))
@@ -290,7 +289,7 @@ class Pipeline:
         y = tree.unflatten(self.source.spec, leaves)[1]
         if isinstance(y, np.ndarray) and y.dtype.kind in "biuf" and (y.min() < 0 or y.max() >= self._classes):
             raise DataError(
-                f"{self.source.name}: near step {step + 1} labels go from {y.min()} to {y.max()}, but the model has "
+                f"{self.source.name}: labels near step {step + 1} range from {y.min()} to {y.max()}, but the model has "
                 f"{self._classes} outputs. Number the classes from 0, or add units to the last layer."
             )
 
@@ -298,7 +297,7 @@ class Pipeline:
         self, flat: list[np.ndarray], lengths: Sequence[int], steps: int, seeds: np.ndarray
     ) -> list[np.ndarray]:
         b = max(self.plan.micro_batch_size, *(length // steps for length in lengths), 0)
-        # Only leaves of the source, which are in the same order, have lengths that differ.
+        # Only leaves of the source have lengths that vary, and `leaf_specs` and `flat` have them in the same order.
         shapes = [s.shape if s.has_lengths else flat[i].shape[1:] for i, s in enumerate(self.leaf_specs)]
         head = steps, len(self.shards), b
         out = [s.zeros([*head, *shape]) for s, shape in zip(self.leaf_specs, shapes, strict=True)]
@@ -331,7 +330,7 @@ def _compile(augment: Augment) -> Callable[[tuple[Any, Any, Any], np.ndarray], t
     traced = tf.function(augment, reduce_retracing=True)
 
     def apply(batch: tuple[Any, Any, Any], seed: np.ndarray) -> tuple[Any, Any, Any]:
-        # The input thread must not take the accelerator from the step.
+        # The input thread must not compete with the step for the accelerator.
         with tf.device("CPU:0"):
             out = traced(tree.map_leaves(tf.convert_to_tensor, batch), tf.convert_to_tensor(seed))
         if not isinstance(out, tuple) or len(out) != 3:
@@ -342,7 +341,7 @@ def _compile(augment: Augment) -> Callable[[tuple[Any, Any, Any], np.ndarray], t
 
 
 class Prefetch:
-    """The calls of a pipeline in order, up to `DEPTH` of them ahead of the one that runs.
+    """Gathers the calls of a pipeline in order, up to `DEPTH` calls ahead of the running one.
 
     Args:
         pipeline: gathers the calls.
@@ -367,7 +366,7 @@ class Prefetch:
         return self._asked
 
     def fill(self, stop: int) -> bool:
-        """Submit as many calls as may be ahead, up to step `stop`. Return whether there is one to take."""
+        """Submit calls up to step `stop` until `DEPTH` are ahead. Return whether there is a call to take."""
         while self._asked < stop and len(self._ahead) < DEPTH:
             end = self._call_end(self._asked, stop)
             self._ahead.append(self._pipeline.submit(self._asked, end, self._beside(self._asked)))

@@ -1,4 +1,4 @@
-"""The records of a step and the rank that computes them: arithmetic on step and shard."""
+"""Computes the records of each step, and the rank that computes each shard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def assign(shards: int, world_size: int) -> list[range]:
-    """Return contiguous ranges of logical shards, one for each rank; the largest has ceil(V/W) shards."""
+    """Return contiguous ranges of the V logical shards, one for each of W ranks; the largest has ceil(V/W) shards."""
     bounds = [shards * r // world_size for r in range(world_size + 1)]
     return [range(a, b) for a, b in itertools.pairwise(bounds)]
 
@@ -23,7 +23,7 @@ def imbalance(shards: int, world_size: int) -> float:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The places of global steps in epochs, for N records, global batches of G and V logical shards.
+    """The division of epochs into global steps, for N records, global batches of G and V logical shards.
 
     If V does not divide G, some shards have one record more than others in each step.
 
@@ -48,12 +48,12 @@ class StepPlan:
         return self.global_batch_size % self.shards == 0
 
     def cuts(self, rows: int) -> np.ndarray:
-        """Return where each shard begins [V+1] among this many records of a step."""
+        """Return the boundaries [V+1] of the shards among this many records of a step."""
         return np.arange(self.shards + 1, dtype=np.int64) * rows // self.shards
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        """The number of records [V+1] of a full step in the shards before each one."""
+        """The boundaries [V+1] of the shards among the records of a full step."""
         return self.cuts(self.global_batch_size)
 
     @cached_property
@@ -67,12 +67,12 @@ class StepPlan:
 
     @property
     def full_steps(self) -> int:
-        """Steps of an epoch in which every shard is full."""
+        """The number of steps of an epoch in which every shard is full."""
         return self.records // self.global_batch_size
 
     @cached_property
     def bounds(self) -> np.ndarray:
-        """The beginnings [V+1] of the shards' ranges of the epoch's sequence, as long in proportion as their sizes."""
+        """The boundaries [V+1] of the shards' ranges in the epoch's sequence, with lengths in proportion to `sizes`."""
         return self._ends * self.records // self.global_batch_size
 
     def locate(self, step: int) -> tuple[int, int]:
@@ -97,7 +97,7 @@ class StepPlan:
         return passes * self.records + sum(self.records_of(step) for step in range(rest))
 
     def counts(self, step_in_epoch: int, shards: range | None = None) -> np.ndarray:
-        """Return the number of records that each of some shards, by default all, has at this step."""
+        """Return the number of records that each of `shards` (by default all) has at this step."""
         low, high = (0, self.shards) if shards is None else (shards.start, shards.stop)
         sizes = self.sizes[low:high]
         return np.clip(np.diff(self.bounds[low : high + 1]) - step_in_epoch * sizes, 0, sizes)
@@ -112,14 +112,14 @@ class StepPlan:
         return step_in_epoch < self.full_steps
 
     def full_until(self, step_in_epoch: int) -> int:
-        """Return the first step after a full one that is not full, or the end of the epoch."""
+        """Return the first step after this full one that is not full, or the end of the epoch."""
         return self.full_steps
 
     def call_end(self, step: int, limit: int, total: int, boundary: int | None = None) -> int:
-        """Return the step after the last one of a call that begins at `step`.
+        """Return the end (exclusive) of a call that starts at `step`.
 
-        A call runs up to `limit` steps of one epoch. All of them are full, or it is a single step that is not. It stops
-        at multiples of `boundary` (the checkpoint cadence) and at `total`.
+        A call has up to `limit` full steps of one epoch, or a single step that is not full. It does not continue past a
+        multiple of `boundary` (the checkpoint cadence), nor past `total`.
         """
         epoch, inside = self.locate(step)
         start = self.epoch_start(epoch)
@@ -134,15 +134,15 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class BatchPlan(StepPlan):
-    """The places of batches in epochs: a step has the batch with its number, divided among the shards.
+    """The division of epochs into ready-made batches, one for each step. The shards divide the records of a batch.
 
     Attributes:
-        records: of a pass over the data; if they are not known before they are read, as if all batches were full.
+        records: records in a pass over the data; if unknown before reading, the number if all batches were full.
         global_batch_size: records in the largest batch.
         steps: batches in an epoch.
         rows: records in each batch of an epoch, or None if they are not known before the batch is read.
-        batches: batches in a pass over the data, if an epoch is not a pass: the epochs of a pass then have `steps`
-            batches each, and the last one has the batches that are left, as in Keras. None if an epoch is a pass, or
+        batches: batches in a pass over the data, if an epoch is only part of a pass. Each epoch then has `steps`
+            batches, but the last epoch of a pass has the remaining ones, as in Keras. None if an epoch is a pass, or
             the data has no end.
     """
 
@@ -175,7 +175,7 @@ class BatchPlan(StepPlan):
         return super().pass_of(step) if self.batches is None else divmod(step, self.batches)
 
     def parts(self, rows: int) -> np.ndarray:
-        """Return the number of records [V] that each shard has of a batch of this many."""
+        """Return the number of records [V] of each shard in a batch of this many records."""
         return np.diff(self.cuts(rows))
 
     def counts(self, step_in_epoch: int, shards: range | None = None) -> np.ndarray:
@@ -201,5 +201,5 @@ class BatchPlan(StepPlan):
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """The beginnings [steps + 1] of batches of known size among the epoch's records."""
+        """The boundaries [steps + 1] of the batches among the epoch's records. Requires known `rows`."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(self.rows, np.int64))])

@@ -1,8 +1,8 @@
-"""Batches that a program makes while it runs.
+"""Streams of batches that a program makes while it runs.
 
 A stream is read in order, in one process, and yields the batches that Keras would train on: its i-th element is the
-i-th batch. `fit` makes it of a data set of TensorFlow, a PyDataset, a generator, a data loader, or arrays whose epochs
-are not passes.
+i-th batch. `fit` makes a stream from a TensorFlow data set, a PyDataset, a generator, a data loader, or arrays whose
+epochs are not whole passes.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from raytf.data.sources import arrays as array_source
 from raytf.data.sources.base import Spec, as_text
 from raytf.errors import DataError
 
-#: (x, y, sample_weight), nested arrays of which each has the records of the batch in its first dimension.
+#: (x, y, sample_weight), nested arrays; the first dimension of each array is the records of the batch.
 Batch = tuple[Any, Any, Any]
-#: Bytes of batches that stay in memory while they are counted; more are kept in a file.
+#: The most bytes of batches that stay in memory while they are counted; more go to a file.
 _KEPT_BYTES = 64 << 20
-#: Keep a PyDataset's order and a pipeline's draws apart from everything else that is drawn from the run's seed.
+#: Domains, which separate a PyDataset's order and a pipeline's draws from other random numbers of the run's seed.
 _BATCHES, _PIPELINE = 4, 5
-#: TensorFlow's number of batches of a data set without end, and of one with an unknown end.
+#: TensorFlow's cardinality of a data set without end, and of one with an unknown number of batches.
 _ENDLESS, _UNKNOWN = -1, -2
 #: Follows the last element.
 _END = object()
 
 
 class Stream:
-    """Batches in order. An epoch is one pass over the data, a part of a pass, or some steps of a pass that continues.
+    """Batches in order. An epoch is a pass over the data, a part of a pass, or some steps of one continuing pass.
 
     Args:
-        name: of the data, for people.
-        open_pass: (number of the pass, first batch) -> its elements from that batch on.
-        steps: batches of an epoch; None for as many as a pass has.
-        continues: whether an epoch begins where the one before has ended.
+        name: name of the data, for people.
+        open_pass: (number of the pass, first batch) -> the elements of the pass from that batch on.
+        steps: batches per epoch; None for all batches of a pass.
+        continues: whether an epoch begins where the previous one ended.
         depends_on_passes: whether a pass differs if the passes before it were not read.
-        can_go_back: whether a pass that was opened before can be opened again, and is the same.
+        can_go_back: whether an earlier pass can be opened again, with the same batches.
 
     Attributes:
         name, steps: as in the arguments.
         batches: batches of a pass, if an epoch is not a pass; as in `BatchPlan`.
         is_dataset: whether it is a `tf.data.Dataset`.
-        end: to be called when nothing more is read.
-        changes: why two passes may differ, for people; empty if they are the same, so that the data can be recorded.
-        free: for each leaf which of a record's lengths differ from batch to batch; None for a leaf of which nothing is
-            known. By default the lengths that differ in the first two batches, as in Keras.
+        end: call it after the last read.
+        changes: why two passes may differ, for people; empty if all passes are equal, so that data can be recorded.
+        free: for each leaf, which of a record's lengths vary between batches; None for a leaf of unknown rank. By
+            default, the lengths that differ between the first two batches, as in Keras.
     """
 
     changes = "it is code of the program"
@@ -74,22 +74,22 @@ class Stream:
         self.name, self.steps = name, steps
         self._open, self._continues = open_pass, continues
         self._depends_on_passes, self._can_go_back = depends_on_passes, can_go_back
-        #: The open pass and its next batch; -1 before the first pass.
+        #: The open pass (-1 before the first one) and its next batch.
         self._pass, self._next = -1, 0
         self._elements: Iterator[Any] = iter(())
-        #: The first two batches of the first pass, once they are known. `_ahead` has those of them that were peeked at
-        #: but not read yet, by index.
+        #: The first two batches of the first pass, once they are known. `_ahead` has the batches, by index, that were
+        #: peeked at but not read yet.
         self._first: Batch | None = None
         self._second: Batch | None = None
         self._ahead: dict[int, Batch | None] = {}
-        #: The first pass, if it was read to be counted and cannot be read again.
+        #: The first pass, if it was read for counting and cannot be read again.
         self._kept: _Kept | None = None
 
     def peek(self) -> Batch:
-        """Return the first batch. It is still the first one that `read` returns.
+        """Return the first batch without consuming it: `read` still returns it first.
 
         Raises:
-            DataError: there is none, or it is not a batch.
+            DataError: there are no batches, or the first element is not a batch.
         """
         if self._first is None:
             self._first = self.read(0, 0)
@@ -102,8 +102,8 @@ class Stream:
         """Return a batch of an epoch, or None at the end of the data. Batches before it are skipped.
 
         Args:
-            epoch: number of the epoch or, if an epoch is a part of a pass, of the pass.
-            index: of the batch within it.
+            epoch: number of the epoch, or of the pass if an epoch is only a part of a pass.
+            index: number of the batch within it.
 
         Raises:
             DataError: the data fails, or cannot be read again.
@@ -121,12 +121,12 @@ class Stream:
         return batch
 
     def count(self) -> int:
-        """Return the number of batches of the first pass, which is read to its end.
+        """Return the number of batches of the first pass, after reading it to its end.
 
-        If it cannot be read again, it is kept in a file until the program ends, and is still the first pass.
+        If the pass cannot be read again, its batches are kept in a temporary file, from which `read` returns them.
 
         Raises:
-            DataError: the data fails, or there is no room for it.
+            DataError: the data fails, or the file for its batches cannot be written.
         """
         kept, number = None if self._can_go_back else _Kept(), 0
         while (batch := self.read(0, number)) is not None:
@@ -136,18 +136,18 @@ class Stream:
                     kept.add(batch)
             except OSError as error:
                 raise DataError(
-                    f"{self.name} data does not say how many batches it has, and can be read only once. Keeping it in "
+                    f"{self.name} data has an unknown number of batches and can be read only once. Keeping it in "
                     f"{tempfile.gettempdir()} to count them failed: {error}. Pass steps_per_epoch."
                 ) from None
         self._kept = kept
         return number
 
     def spec(self) -> tuple[Any, Any, Any]:
-        """Return the spec of a record, nested as in a batch, with -1 for lengths that differ."""
+        """Return the spec of a record, nested as in a batch, with -1 for lengths that vary."""
         first = self.peek()
         leaves = [leaf for _, leaf in tree.flatten(first)]
         specs = []
-        in_rows = [False] if tree.has_rows(first) else []  # all records have the same number of rows of a part
+        in_rows = [False] if tree.has_rows(first) else []  # all records have the same number of rows per part
         for leaf, free in zip(leaves, self.free or self._differing(), strict=True):
             rank = leaf.ndim - 1 - len(in_rows)
             differs = in_rows + ([True] * rank if free is None else free or [False] * rank)
@@ -156,7 +156,7 @@ class Stream:
         return tree.unflatten(first, specs)
 
     def _differing(self) -> list[list[bool]]:
-        """Return for each leaf which lengths of a record differ in the first two batches."""
+        """Return, for each leaf, which lengths of a record differ between the first two batches."""
         first = self.peek()
         if 0 in self._ahead and 1 not in self._ahead and self.steps != 1:
             self._ahead[1] = self.read(0, 1)
@@ -172,8 +172,8 @@ class Stream:
         if number < self._pass or (number == self._pass and index < at):
             if not self._can_go_back and not (self._kept is not None and number == self._pass == 0):
                 raise DataError(
-                    f"{self.name} data would have to be read again from batch {index + 1} on, and it can be read once "
-                    "only. Start the program again: it continues from the newest checkpoint."
+                    f"{self.name} data would have to be read again from batch {index + 1} on, but can be read only "
+                    "once. Start the program again: it continues from the newest checkpoint."
                 )
             self._pass, at = -1, 0
         if number > self._pass:
@@ -224,13 +224,13 @@ class _Kept:
 
 
 def batch_of(element: Any, name: str) -> Batch:
-    """Return (x, y, sample_weight) of an element, as Keras divides it.
+    """Return an element as (x, y, sample_weight), divided as in Keras.
 
-    Its parts may have different numbers of rows, as in zipped data sets. Then a record has several rows of each part:
-    of 16 and 8 rows there are 8 records, with 2 rows and 1.
+    Its parts may have different numbers of rows, as in zipped data sets. A record then has several rows of a part: 16
+    and 8 rows make 8 records, each with 2 rows and 1 row.
 
     Raises:
-        DataError: it is not a batch of numbers.
+        DataError: it is not a batch of numbers or text.
     """
     parts = tuple(element) if isinstance(element, (list, tuple)) else (element,)
     if not 1 <= len(parts) <= 3:
@@ -255,8 +255,8 @@ def batch_of(element: Any, name: str) -> Batch:
     if len(set(lengths)) > 1:
         listed = ", ".join(f"{path[1:]} {leaf.shape}" for path, leaf in leaves)
         raise DataError(
-            f"{name} data: the parts of an element differ in their number of records: {listed}. Expected a batch, with "
-            "a row for each record: dataset.batch(32) makes one of records."
+            f"{name} data: the parts of an element differ in their number of records: {listed}. Expected a batch with "
+            "a row for each record. To batch single records, use dataset.batch(32)."
         )
     return batch
 
@@ -273,7 +273,7 @@ def misfit(batch: Batch, spec: tuple[Any, Any, Any]) -> str:
             known = tuple(None if n < 0 else n for n in like)
             return (
                 f"a record of {path} is {shape} {dtype} where those of the first one are {known} {kind}. Lengths may "
-                "differ from batch to batch if they differ in the first two; pad the others"
+                "vary only if they differ between the first two batches; pad the others"
             )
     return ""
 
@@ -294,11 +294,11 @@ def _array(leaf: Any, name: str) -> np.ndarray:
 
 
 def from_py_dataset(data: Any, name: str, steps: int | None, shuffle: bool, seed: int) -> Stream:
-    """Return the stream of a keras.utils.PyDataset. Shuffled batches have another order in each pass, as with Keras.
+    """Return the stream of a keras.utils.PyDataset. Shuffling reorders the batches in each pass, as in Keras.
 
     Args:
         steps: batches of an epoch; None for all.
-        seed: of the run, from which the order is drawn.
+        seed: the run's seed, which determines the order.
 
     Raises:
         DataError: it has no end, and `steps` is None.
@@ -332,17 +332,17 @@ def from_py_dataset(data: Any, name: str, steps: int | None, shuffle: bool, seed
 
 
 def from_generator(data: Iterator[Any], name: str, steps: int | None, epochs: int) -> Stream:
-    """Return the stream of a generator of Python, which can be read once.
+    """Return the stream of a Python generator, which can be read only once.
 
     Args:
-        steps: batches of an epoch; None for all that it has, in a single epoch.
+        steps: batches of an epoch; None for all its batches in a single epoch.
 
     Raises:
-        DataError: it would be read for a second epoch.
+        DataError: a second epoch would have to read it again.
     """
     if steps is None and epochs > 1:
         raise DataError(
-            f"{name} data is a {type(data).__name__}, which can be read once, and there are {epochs} epochs. Pass "
+            f"{name} data is a {type(data).__name__}, which can be read only once, but there are {epochs} epochs. Pass "
             "steps_per_epoch, or a tf.data.Dataset.from_generator, which is read again for each epoch."
         )
 
@@ -353,8 +353,7 @@ def from_generator(data: Iterator[Any], name: str, steps: int | None, epochs: in
 
 
 def from_iterable(data: Any, name: str, steps: int | None) -> Stream:
-    """Return the stream of a data loader, whose `iter` begins a pass; an epoch has `steps` batches, or a pass for
-    None."""
+    """Return the stream of a data loader, whose `iter` begins a pass; an epoch has `steps` batches (None: a pass)."""
     try:
         count = len(data)
     except (TypeError, NotImplementedError):  # PyTorch's loaders of iterable data sets raise these
@@ -374,10 +373,10 @@ def from_arrays(arrays: tuple[Any, ...], size: int, steps: int, seed: int | None
     """Return the stream of arrays for training with `steps_per_epoch`. The last batch of a pass may be smaller.
 
     Args:
-        arrays: of x, y and sample_weight.
-        size: records of a batch.
+        arrays: x, y and sample_weight, each nested.
+        size: records per batch.
         steps: batches of an epoch.
-        seed: from which each pass draws its own order; None for the order of the records.
+        seed: determines the order of each pass; None keeps the order of the records.
     """
     records = len(next(leaf for _, leaf in tree.flatten(arrays)))
 
@@ -400,7 +399,7 @@ def rows_of(arrays: tuple[Any, ...], rows: Any) -> tuple[Any, ...]:
 
 
 def _lengths(name: str, count: int | None, steps: int | None) -> tuple[int, int | None]:
-    """Return the batches of an epoch, and those of a pass if an epoch is not a pass.
+    """Return the number of batches per epoch, and per pass (None if an epoch is a pass, or there is no end).
 
     Args:
         count: batches of a pass; None for data without end.
@@ -425,15 +424,15 @@ def _of_other_length(steps: int | None, count: int) -> str:
 
 
 def from_tf_dataset(data: Any, name: str, steps: int | None, seed: int) -> Stream:
-    """Return the stream of a data set of TensorFlow.
+    """Return the stream of a `tf.data.Dataset`.
 
-    Its random numbers are drawn from (seed, number of the pass, place of the operation), so that the n-th pass is the
-    same in every process, and can be opened without the passes before it. If it keeps a state that no seed determines
-    (a generator, a function of Python, a variable), passes are read one after another.
+    Its random numbers are drawn from (seed, number of the pass, position of the operation). So the n-th pass is the
+    same in every process, and can be opened without reading earlier passes. If it keeps state that no seed determines
+    (a generator, a Python function, a variable), passes must be read one after another.
 
     Args:
         steps: batches of an epoch; None for a pass.
-        seed: of the run.
+        seed: the run's seed.
 
     Raises:
         DataError: it has no end, and `steps` is None.
@@ -445,7 +444,7 @@ def from_tf_dataset(data: Any, name: str, steps: int | None, seed: int) -> Strea
         length, batches = _lengths(name, None if count == _ENDLESS else count, steps)
     graph = datasets.DatasetGraph(data)
     keeps, draws = graph.keeps(), graph.draws()
-    # A cache in memory would end with each of the data sets that are drawn. The folder ends with the stream.
+    # A cache in memory would be lost with each data set that is drawn; this folder lasts as long as the stream.
     is_drawn = bool(draws and not keeps)
     cache = tempfile.TemporaryDirectory(prefix="raytf-cache-", ignore_cleanup_errors=True) if is_drawn else None
 
@@ -472,7 +471,7 @@ def from_tf_dataset(data: Any, name: str, steps: int | None, seed: int) -> Strea
 
 
 def _free(spec: Any) -> list[list[bool] | None]:
-    """Return for each leaf which of a record's lengths differ from batch to batch; None if nothing is known of it."""
+    """Return, for each leaf, which of a record's lengths vary between batches; None for a leaf of unknown rank."""
     parts = tuple(spec) if isinstance(spec, (list, tuple)) else (spec,)
     shapes = [getattr(leaf, "shape", None) for _, leaf in tree.flatten(parts)]
     return [None if s is None or s.rank is None else [n is None for n in s.as_list()[1:]] for s in shapes]

@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Rows(tuple):
-    """A single leaf [records, rows, ...]: in batches whose parts differ in their number of rows, a record has several.
+    """A leaf [records, rows, ...] of a batch whose parts differ in their number of rows: each record has several.
 
-    It is a tuple, so that functions that walk through a tree keep it.
+    It is a tuple, so that functions that traverse a tree preserve it.
     """
 
     __slots__ = ()
@@ -67,10 +67,10 @@ def has_rows(tree: Any) -> bool:
 
 
 def merged(tree: Any, merge: Callable[[Any], Any], other: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """Return a tree in which each `Rows` has become a leaf, as in the program.
+    """Return a tree in which each `Rows` is merged into one leaf, as the program passed it.
 
     Args:
-        tree: with `Rows` or without.
+        tree: a tree with or without `Rows`.
         merge: applied to the leaf in a `Rows`.
         other: applied to any other leaf.
     """

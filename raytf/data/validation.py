@@ -1,4 +1,4 @@
-"""Reads all of some data, finds what is damaged, and counts what is there on the way."""
+"""Reads a whole data set, finds damage, and counts records, values and labels on the way."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from raytf.data.sources.tfrecord import is_tfrecord
 from raytf.data.sources.writer import named
 from raytf.errors import DataError
 
-#: Records, or images, that are read together.
+#: Records, or images, per read.
 _BATCH, _IMAGES = 1024, 64
 _PIECE = 8 << 20
-#: Labels that are counted one by one.
+#: The most distinct labels that are counted.
 _MOST_LABELS = 1000
 
-#: Receives the share that is done, in [0, 1].
+#: Receives the completed share, in [0, 1].
 Progress = Callable[[float], object]
 
 
@@ -41,13 +41,13 @@ class DataFindings:
     """The contents and the damage of a part of the data.
 
     Attributes:
-        split: its name, empty if the data have no parts.
+        split: name of the part; empty if the data has no parts.
         kind: the format.
-        files, bytes, records: that were read; damaged records do not count.
-        specs: of each leaf, by name.
+        files, bytes, records: how many were read; damaged records do not count.
+        specs: spec of each leaf, by name.
         ranges: smallest and largest number of each leaf.
-        not_finite: NaN and infinite numbers of each leaf that has some.
-        labels: records of each label, if it is a whole number.
+        not_finite: how many NaN and infinite numbers each leaf has, if any.
+        labels: number of records with each label, if labels are whole numbers.
         classes: names of the labels, or None.
         problems: (place, reason) of each damage.
     """
@@ -83,7 +83,7 @@ class DataFindings:
                 self.labels.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
     def blame(self, error: DataError, place: str, file: str | None = None) -> None:
-        """Add a problem at a place of a file. The error's text may begin with one of them, which is left out."""
+        """Add a problem at a place in a file, without the place or file at the beginning of the error's text."""
         text = str(error)
         for start in (place, file):
             if start is not None and text.startswith((f"{start}:", f"{start} ")):
@@ -96,8 +96,8 @@ def check(data: str, reading: ReadOptions | None = None, progress: Progress = la
     """Read all records of all parts of the data at a path or URI.
 
     Raises:
-        DataError: nothing there can be read at all.
-        StorageError: storage refuses.
+        DataError: there is no readable data at all.
+        StorageError: storage refuses a request.
     """
     reading = reading or ReadOptions()
     if data in ("auto", "mnist", "digits"):
@@ -112,7 +112,7 @@ def check(data: str, reading: ReadOptions | None = None, progress: Progress = la
     for i, split in enumerate(splits):
         uri = part(data, split) if split else data
         findings.append(_check(uri, split, reading, _share_of(progress, i, len(splits))))
-        if reading.classes is None and findings[i].classes:  # other parts number their labels as the first one does
+        if reading.classes is None and findings[i].classes:  # other parts number their labels like the first one
             reading, first = replace(reading, classes=findings[i].classes), uri
         elif why := other_class(reading.classes, findings[i].classes, first):
             findings[i].problems.append((uri, why))
@@ -142,7 +142,7 @@ def _count_files(files: Files, findings: DataFindings) -> None:
 def _columns(
     uri: str, files: Files, findings: DataFindings, reading: ReadOptions
 ) -> tuple[Schema | None, list[str], str | None]:
-    """Compare files with the schema beside them. Return it, the names of the columns to read, and the label's."""
+    """Compare files with the schema beside them. Return the schema, the columns to read, and the label's column."""
     _count_files(files, findings)
     schema = None
     try:
@@ -161,14 +161,14 @@ def _columns(
 
 
 def _changed(schema: Schema, files: Files) -> Iterator[tuple[str, str]]:
-    """Yield a problem for each file whose bytes were changed: Parquet protects its pages, but not their directory."""
+    """Yield a problem for each file whose bytes changed: Parquet's checksums cover its pages, but not its footer."""
     for i, name in enumerate(files.names):
         crc = 0
         for at in range(0, files.sizes[i], _PIECE):
             data = files.read(i, at, min(_PIECE, files.sizes[i] - at), whole=False)
             crc = google_crc32c.extend(crc, bytes(data))
         if crc != schema.files[name].crc32c:
-            yield files.locate(i), "its bytes are not those that were written (CRC-32C)"
+            yield files.locate(i), "its bytes changed after they were written (CRC-32C)"
 
 
 def _check_tfrecords(uri: str, findings: DataFindings, reading: ReadOptions, progress: Progress) -> None:
@@ -178,7 +178,7 @@ def _check_tfrecords(uri: str, findings: DataFindings, reading: ReadOptions, pro
     done = 0
 
     def parse(records: list[tuple[str, bytes]]) -> None:
-        """Parse records; if one of them cannot be parsed, each by itself."""
+        """Parse records together or, if one of them cannot be parsed, one by one."""
         nonlocal reader
         try:
             if reader is None:
@@ -270,7 +270,7 @@ def _check_images(uri: str, findings: DataFindings, reading: ReadOptions, progre
         place = files.locate(i)
         try:
             if files.names[i].partition("/")[0] not in number:
-                raise DataError(f"{place}: it lies in no folder of a class: {classes}")
+                raise DataError(f"{place}: it is not in the folder of a class: {classes}")
             data = files.read(i, 0, files.sizes[i])
             decoder = decoder or Decoder.of(data, reading.size, reading.channels, reading.fit, place)
             return i, decoder(data, place)
@@ -298,7 +298,7 @@ def _check_csv(uri: str, findings: DataFindings, reading: ReadOptions, progress:
         if len(files.names) < 2:
             findings.blame(error, uri)
             return
-    # Each file by itself: a damaged one must not hide the others.
+    # Check each file by itself, so that a damaged one does not hide the others.
     good: list[tuple[str, CsvSource]] = []
     for f, name in enumerate(files.names):
         try:
@@ -313,7 +313,7 @@ def _check_csv(uri: str, findings: DataFindings, reading: ReadOptions, progress:
         try:
             source = CsvSource(file, **reading.columns(), classes=classes)
             _read(source, findings, _share_of(progress, i, len(good)))
-        except DataError as error:  # its labels are numbers, those of others text
+        except DataError as error:  # its labels are numbers, but those of other files are text
             findings.blame(error, file)
 
 

@@ -1,4 +1,4 @@
-"""The devices of one process: which device computes which shards, where sums are made, and where the weights are."""
+"""The devices of one process: which device computes which shards, adds them up, and holds the weights."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from raytf.errors import GpuError
 
 
 class Devices:
-    """The devices of a process for a training step: by default the one that TensorFlow takes, a GPU or else the CPU.
+    """The devices of a process for a training step. By default, TensorFlow chooses one: a GPU, or else the CPU.
 
     Attributes:
-        names: of the devices that compute, as TensorFlow names them; at least one.
-        is_home_apart: the weights are on a device of another kind, which makes the updates.
+        names: TensorFlow's names of the devices that compute; at least one.
+        is_home_apart: whether the weights are on a device of another kind, which also computes the updates.
     """
 
     names: Sequence[str] = ("",)
     is_home_apart = False
 
     def spread(self, shards: int) -> list[range]:
-        """Return which of a worker's shards each device computes; devices without a shard are left out."""
+        """Return the range of a worker's shards that each device computes, without devices that have no shard."""
         return [range(shards)]
 
     def on(self, device: int) -> AbstractContextManager[object]:
-        """Run operations inside the `with` statement on the device with this number."""
+        """Return a context in which operations run on the device with this number."""
         return nullcontext()
 
     def at_home(self) -> AbstractContextManager[object]:
-        """Create variables and run operations inside the `with` statement where the weights are."""
+        """Return a context in which variables are created and operations run on the device that holds the weights."""
         return nullcontext()
 
     def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Return the sum of all devices' tensors, where the weights are."""
+        """Return the sum of all devices' tensors, on the device that holds the weights."""
         return parts[0]
 
 
@@ -46,9 +46,9 @@ class LocalDevices(Devices):
     """Named devices.
 
     Args:
-        names: of the devices that compute.
-        home: the device where the weights are and sums are made.
-        add: sums each device's list of tensors, at home.
+        names: names of the devices that compute.
+        home: device that holds the weights and computes the sums.
+        add: returns the sums of all devices' lists of tensors, on `home`.
     """
 
     def __init__(self, names: Sequence[str], home: str, add: Callable[[list[list[tf.Tensor]], str], list[tf.Tensor]]):
@@ -71,22 +71,23 @@ class LocalDevices(Devices):
 
 
 def computes_on_gpu(devices: Devices) -> bool:
-    """Return whether shards are computed on GPUs. If TensorFlow chooses the device, a GPU of this process decides."""
+    """Return whether shards are computed on GPUs. If TensorFlow chooses the device, it uses any GPU of this process."""
     named = [_kind(name) for name in devices.names if name]
     return "GPU" in named if named else bool(tf.config.list_logical_devices("GPU"))
 
 
 class DeviceRoom:
-    """Whether this process's device has memory for copies of the state's values, in bytes, in addition to its
-    variables. The free memory (None if not known) is read once, at the first copy: later readings would count the
-    copies."""
+    """Decides whether this process's device has memory for copies of the state (`size` bytes) besides its variables.
+
+    The free memory (None if unknown) is read only once, at the first copy, because later readings would count copies.
+    """
 
     def __init__(self, size: int, free: Callable[[], int | None], say: Callable[[str], None]):
         self._size, self._free, self._say = size, free, say
         self._may: bool | None = None
 
     def __call__(self, size: int) -> bool:
-        """Return whether a part of the state may be held; its `size` is ignored, as several may be held at once."""
+        """Return whether a part of the state may be held; its `size` is ignored, because several parts may be held."""
         if self._may is None:
             free = self._free()
             self._may = memory_needs.may_hold(free, self._size)
@@ -102,9 +103,8 @@ class DeviceRoom:
 
 
 def free_bytes() -> int | None:
-    """Return the free memory of this process's first GPU; None where the driver does not say, or other processes share
-    it."""
-    if visibility.share() < 1:  # the driver does not know how much of TensorFlow's part is free
+    """Return the free memory of this process's first GPU, or None if it is unknown or other processes share the GPU."""
+    if visibility.share() < 1:  # the driver does not know how much of TensorFlow's share is free
         return None
     with suppress(GpuError), nvidia_driver.nvml() as library:
         own = [] if library is None else nvidia_driver.handles(library)
@@ -115,8 +115,8 @@ def free_bytes() -> int | None:
 def set_memory(
     share: float, config: Any = tf.config, mine: Callable[[], list[nvidia_driver.Gpu]] = nvidia_driver.mine
 ) -> None:
-    """Limit this process's GPU memory, before TensorFlow has started: memory grows as needed, and a GPU that is shared
-    gives at most this process's share; otherwise TensorFlow would leave nothing to the others."""
+    """Limit this process's GPU memory, before TensorFlow has started: let memory grow as needed, and on a shared GPU
+    only up to this process's share. By default, TensorFlow would leave nothing for other processes."""
     devices = config.list_physical_devices("GPU")
     gpus = mine() if devices and share < 1 else []
     try:

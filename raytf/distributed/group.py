@@ -1,4 +1,4 @@
-"""A worker's group, through which the training loop uses a strategy; the groups of one process; and `make`."""
+"""The interface of a worker's group, through which training uses a strategy; the groups of one worker; and `make`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raytf.errors import ClusterError, one_line
 
 
 class Ranks(Protocol):
-    """The exchange of values between ranks outside of the step. Each rank makes the same calls in the same order."""
+    """Exchanges values between ranks outside of the step. Each rank must make the same calls in the same order."""
 
     @property
     def rank(self) -> int: ...
@@ -31,22 +31,22 @@ class Ranks(Protocol):
         """Return the sum of an array over all workers, computed at once."""
 
     def share(self, data: bytes, giver: int = 0) -> bytes:
-        """Return the bytes of one rank, of any length, on every worker."""
+        """Return the bytes of the rank `giver`, of any length, on every worker."""
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
-        """Return the arrays of one rank, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
+        """Return the arrays of the rank `giver`, bit for bit, on every worker. Shapes and dtypes must be equal."""
 
     def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
-        """Return the arrays of some ranks, which all have equal ones, on others, if the ranks can meet again; the
-        arrays of the takers have the same shapes and dtypes, and are written over."""
+        """Overwrite the takers' arrays with those of the givers, and return them, if the ranks can meet again. All
+        givers' arrays are equal, and the takers' arrays have the same shapes and dtypes."""
 
 
 class Group(Ranks, Protocol):
     """This worker's place among the workers, and its devices.
 
     Attributes:
-        devices: of this process.
-        route: the path that gradients take between workers; None for a single worker.
+        devices: devices of this process.
+        route: path that gradients take between workers; None for a single worker.
     """
 
     devices: Devices
@@ -55,11 +55,11 @@ class Group(Ranks, Protocol):
     def route(self) -> SumRoute | None: ...
 
     def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the sums of tensors of one dtype over all workers; may be traced."""
+        """Return the sums of tensors of one dtype over all workers. Can be traced."""
 
 
 class SingleWorkerGroup:
-    """A group of one worker with some devices."""
+    """A group of one worker, with one or more devices."""
 
     rank, world_size = 0, 1
     route: SumRoute | None = None
@@ -83,12 +83,11 @@ class SingleWorkerGroup:
         return arrays
 
 
-# All of them make a group of one worker (`raytf.distributed.group.SingleWorkerGroup`); they differ in the devices and
-# in where the weights live.
+# These strategies all make a `SingleWorkerGroup`. They differ in the devices and in where the weights are.
 
 
 def devices_of(strategy: tf.distribute.Strategy, home: str) -> LocalDevices:
-    """Return a strategy's devices. Each device's part of a sum goes to `home`, where the weights are, in one piece."""
+    """Return a strategy's devices. Each sends its part of a sum in one piece to `home`, which holds the weights."""
     names = strategy.extended.worker_devices
 
     def add(parts: list[list[tf.Tensor]], home: str) -> list[tf.Tensor]:
@@ -104,7 +103,7 @@ def devices_of(strategy: tf.distribute.Strategy, home: str) -> LocalDevices:
 
 
 def compute_devices() -> Sequence[str]:
-    """Return the GPUs that this process sees; without any, its logical CPUs."""
+    """Return the GPUs that this process sees or, if there are none, its logical CPUs."""
     devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     return [device.name for device in devices]
 
@@ -112,9 +111,9 @@ def compute_devices() -> Sequence[str]:
 def central_storage() -> SingleWorkerGroup:
     """Return a group with weights and optimizer in host memory that computes on all GPUs (or logical CPU devices).
 
-    For models that do not fit a GPU together with the optimizer's slots and the sums of gradients: a GPU only has a
-    copy of the weights, while it computes its shards. Each step sends the weights to the GPU and the gradients back
-    over the bus; where everything fits, `mirrored` is faster.
+    Use it for models that do not fit on a GPU together with the optimizer's slots and the sums of gradients: a GPU
+    holds only a copy of the weights, and only while it computes its shards. Each step sends the weights to the GPU and
+    the gradients back over the bus. If everything fits on the GPU, `mirrored` is faster.
     """
     home = tf.config.list_logical_devices("CPU")[0].name
     strategy = tf.distribute.experimental.CentralStorageStrategy(compute_devices(), home)
@@ -122,31 +121,31 @@ def central_storage() -> SingleWorkerGroup:
 
 
 def mirrored() -> SingleWorkerGroup:
-    """Return a group of all GPUs of one machine, or logical CPU devices in their place.
+    """Return a group of all GPUs of one machine or, if there are none, its logical CPU devices.
 
     Each device computes its shards from its own copy of the weights. A step copies only the weights that it changes:
-    weights that no step changes (frozen layers) are copied once in a call of several steps. The update is made once, on
-    the first device, from the sum. TensorFlow's own mirrored variables would make it on every device from a sum that is
-    sent to each: that is as many bytes (gradients there, weights here), but the optimizer's slots would exist on each
-    device instead of once. Keras would also see a strategy then; see `raytf.distributed`.
+    weights that no step changes (frozen layers) are copied once in a call of several steps. The update is computed
+    once, on the first device, from the sum. With TensorFlow's own mirrored variables, every device would receive the
+    sum and compute the update. That would move as many bytes (gradients instead of weights), but each device would hold
+    the optimizer's slots, and Keras would see a strategy; see `raytf.distributed`.
     """
     names = compute_devices()
     return SingleWorkerGroup(devices_of(tf.distribute.MirroredStrategy(names), home=names[0]))
 
 
 def one_device() -> SingleWorkerGroup:
-    """Return a group of one worker's first GPU, else its CPU. No sum, no copies; for debugging and for small models."""
+    """Return a group of the first GPU, or else the CPU. It needs no sums or copies; for debugging and small models."""
     name = compute_devices()[0]
     return SingleWorkerGroup(devices_of(tf.distribute.OneDeviceStrategy(name), home=name))
 
 
 def tpu() -> SingleWorkerGroup:
-    """Return a group of the TPU cores of one machine. Tested only up to the error that there is no TPU.
+    """Return a group of the TPU cores of one machine. Never tested with a TPU, only the error without one.
 
-    Ray gives the worker all chips of a node (its resource `TPU`), and TPUClusterResolver finds those of this machine.
+    Ray assigns the worker all chips of a node (its resource `TPU`), and TPUClusterResolver finds this machine's chips.
 
     Raises:
-        ClusterError: there is no TPU, or it does not answer.
+        ClusterError: there is no TPU, or it does not respond.
     """
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
@@ -170,11 +169,11 @@ def make(section: StrategySection, gpus: float = 0.0) -> Group:
 
     Args:
         section: names the strategy.
-        gpus: GPUs that the cluster has given this process; a fraction where several processes share one.
+        gpus: GPUs that the cluster has assigned to this process; a fraction if several processes share one.
 
     Raises:
-        ClusterError: the devices are not there.
-        GpuError, WorkerLostError: a worker of multi-worker-mirrored does not have the GPU that it was given.
+        ClusterError: the devices are missing.
+        GpuError, WorkerLostError: a worker of multi-worker-mirrored does not have the GPU assigned to it.
     """
     if section.strategy in _OF_ONE_WORKER:
         return _OF_ONE_WORKER[section.strategy]()
@@ -182,7 +181,7 @@ def make(section: StrategySection, gpus: float = 0.0) -> Group:
 
 
 def make_again(section: StrategySection, gpus: float = 0.0) -> MultiWorkerGroup:
-    """Return the group of a worker of multi-worker-mirrored that is alone until it meets others, again and again."""
+    """Return the group of a multi-worker-mirrored worker, which is alone until `meet_again` is called, repeatedly."""
     mine = rendezvous.mine()
     alone = rendezvous.Meeting(0, (mine.addresses[mine.rank],), mine.key)
     return MultiWorkerGroup(alone, section.communication, promised=gpus, meets_again=True)

@@ -1,24 +1,24 @@
-"""Memory for a run's state: on a node for copies, on a device for values that are held. Arithmetic only."""
+"""Computes the memory that a run's state needs: on a node for copies, and on a device for values that are held."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: A device keeps at least this many bytes for what was not needed so far: a first validation, fragments.
+#: A device keeps at least this many bytes free for later needs, such as a first validation or fragmentation.
 DEVICE_SPARE = 256 << 20
-#: A node keeps at least this many bytes for the system, Ray and the process itself.
+#: A node keeps at least this many bytes free for the system, Ray and the process itself.
 NODE_SPARE = 1 << 30
 
 
 def may_hold(free: int | None, size: int) -> bool:
-    """Return whether a device can hold values of `size` bytes during training; otherwise training waits for their copy.
-    Where its free bytes are not known (None), they count as too few."""
+    """Return whether a device can hold copies of `size` bytes while it trains; False if the free bytes are unknown
+    (None). If not, training waits while the state is copied."""
     return free is not None and size + DEVICE_SPARE <= free
 
 
 def held(state: int, ranks: int, keeps_best: bool) -> int:
-    """Return the bytes of a rank's device that copies of the state, which ranks share, may hold at a time: one copy is
-    on its way into memory, one on its way to storage, and with `--keep-best` one waits."""
+    """Return the most bytes of a rank's device that copies of the state, split among the ranks, hold at once: one copy
+    on its way to memory, one on its way to storage, and with `--keep-best` one that waits."""
     return max(state, (3 if keeps_best else 2) * state // ranks)
 
 
@@ -27,14 +27,14 @@ class MemoryNeeds:
     """Host memory that a run's state needs on one node, in bytes.
 
     Attributes:
-        weights: of the model's variables.
-        others: of the rest of the state, such as the optimizer's variables.
-        share: the largest part of a checkpoint that a rank writes.
-        largest: of the largest tensor.
-        ranks: how many run on this node.
-        is_on_host: the variables are in host memory.
-        has_slots: the state is copied into the memory of nodes.
-        keeps_best: a checkpoint with the best value may wait while another one is written.
+        weights: bytes of the model's variables.
+        others: bytes of the rest of the state, such as the optimizer's variables.
+        share: bytes of the largest part of a checkpoint that one rank writes.
+        largest: bytes of the largest tensor.
+        ranks: number of ranks on this node.
+        is_on_host: whether the variables are in host memory.
+        has_slots: whether the state is copied into the memory of nodes.
+        keeps_best: whether a checkpoint with the best value may wait while another one is written.
     """
 
     weights: int
@@ -52,12 +52,12 @@ class MemoryNeeds:
 
     @property
     def slots(self) -> int:
-        """Two copies, of each of which the node's ranks write their shares."""
+        """Bytes of two copies of the state, to which the node's ranks write."""
         return 2 * self.state if self.has_slots else 0
 
     @property
     def rest(self) -> int:
-        """All but the copies in memory: the variables, what is written, and two tensors in transfer from a device."""
+        """Bytes besides copies in memory: variables (or two tensors in transfer from a device) and checkpoints."""
         variables = self.state if self.is_on_host else 2 * self.largest
         return self.ranks * (variables + self.share * (2 if self.keeps_best else 1))
 
@@ -83,15 +83,15 @@ class MemoryNeeds:
 def refusal(needs: MemoryNeeds, node_bytes: int, wants_slots: bool) -> str | None:
     """Return why a run cannot start on a node.
 
-    Where copies in memory were not asked for and do not fit, the run starts without them, and its keeper says so.
+    If copies in memory were not requested and do not fit, the run starts without them, and its keeper reports this.
 
     Args:
-        needs: of the run's state on a node.
-        node_bytes: all memory that the node has.
-        wants_slots: the user has asked for copies in memory.
+        needs: memory needs of the run's state on a node.
+        node_bytes: total memory of the node.
+        wants_slots: whether the user has requested copies in memory.
 
     Returns:
-        None where it can start.
+        None if the run can start.
     """
     room = node_bytes - NODE_SPARE
     excess = needs.rest > room
@@ -103,10 +103,10 @@ def refusal(needs: MemoryNeeds, node_bytes: int, wants_slots: bool) -> str | Non
     if needs.keeps_best:
         helps.append("leave out --keep-best")
     more = "more --workers, on more nodes, which write smaller shares"
-    helps += [more if needs.ranks == 1 else "fewer workers a node", "nodes with more memory"]
+    helps += [more if needs.ranks == 1 else "fewer workers per node", "nodes with more memory"]
     return (
-        f"{needs.text()}, and a node has {_size(node_bytes)}, of which {_size(NODE_SPARE)} stay free for other uses. "
-        f"What helps: {'; '.join(helps)}."
+        f"{needs.text()}, but a node has {_size(node_bytes)}, of which {_size(NODE_SPARE)} stay free for other uses. "
+        f"Try one of these: {'; '.join(helps)}."
     )
 
 

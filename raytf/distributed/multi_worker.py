@@ -1,13 +1,13 @@
-"""MultiWorkerMirroredStrategy as raytf uses it: with this worker's devices, and TensorFlow's collectives, if they add.
+"""MultiWorkerMirroredStrategy as raytf uses it: with this worker's device, and TensorFlow's collectives if needed.
 
 A worker has one device, so its shards are computed one after another. Only the reduction runs through `strategy.run`.
 Every rank applies the same reduced gradient to the same values, so the copies stay equal without a mirrored container;
-`raytf.distributed` says what that buys. BatchNorm statistics are reduced with the gradients instead of diverging.
+`raytf.distributed` explains the benefits. BatchNorm statistics are reduced with the gradients instead of diverging.
 
-Everything but gradients goes over CPUs (`control_plane`), and the path of gradients is chosen from where all ranks
-compute (`routes`): from GPU to GPU if each rank has its own, otherwise over the hosts. On one host nothing goes over
-the network then. TensorFlow's own cluster, with a server in each process, is only there where its collectives may be
-needed; otherwise each rank has a strategy of one worker.
+Everything but gradients is sent over CPUs (`control_plane`). The path of gradients depends on where the ranks compute
+(`routes`): from GPU to GPU if each rank has its own GPU, otherwise over the hosts, which needs no network on a single
+host. TensorFlow's own cluster, with a server in each process, exists only if its collectives may be needed. Otherwise,
+each rank has a strategy of one worker.
 """
 
 from __future__ import annotations
@@ -36,51 +36,51 @@ from raytf.distributed.gpu import nvidia_driver
 from raytf.distributed.membership.rendezvous import Meeting
 from raytf.errors import GpuError, WorkerLostError
 
-#: Milliseconds without a heartbeat after which TensorFlow considers a worker dead; workers send two in that time. Its
-#: default is 10 s. The heartbeat needs no interpreter lock and almost no CPU, so a loaded machine does not delay it.
+#: Milliseconds without a heartbeat after which TensorFlow considers a worker dead (default: 10 s). Workers send two
+#: heartbeats in this time. They need no interpreter lock and almost no CPU, so a loaded machine does not delay them.
 _HEARTBEAT_TIMEOUT_MS = 6000
-#: Seconds for NCCL to connect all GPUs. It usually takes one or two; if it cannot connect them, it waits for ever.
+#: Seconds for NCCL to connect all GPUs. It usually takes one or two; if it cannot connect them, it waits forever.
 NCCL_SECONDS = 60.0
 
-#: (what identifies this process's GPU, its kind), or None where TensorFlow finds none.
+#: Returns (id of this process's GPU, its kind), or None if TensorFlow finds no GPU.
 OwnGpu = Callable[[], tuple[str, str] | None]
 
 
 def own_gpu() -> tuple[str, str] | None:
-    """Return what identifies the GPU on which TensorFlow computes in this process (a UUID), and its kind; None if it
-    has none."""
+    """Return the id (a UUID) and the kind of the GPU on which TensorFlow computes in this process, or None without a
+    GPU."""
     if not tf.config.list_logical_devices("GPU"):
         return None
     gpus = nvidia_driver.mine()
     if gpus:
         return gpus[0].uuid, gpus[0].name
-    # The UUID is unknown; on one host no two GPUs have the same number.
+    # The UUID is unknown, but no two GPUs on a host have the same number.
     return sha256(f"{host_identity()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}".encode()).hexdigest(), ""
 
 
 class MultiWorkerGroup:
     """This worker's place among the workers, and their sum. A `raytf.distributed.group.Group`.
 
-    Where it needs TensorFlow's cluster it reads TF_CONFIG, which Ray Train's backend has set; create it before any
-    TensorFlow operation.
+    Create it before any TensorFlow operation. If it needs TensorFlow's cluster, it reads TF_CONFIG, which Ray Train's
+    backend has set.
 
     Args:
-        meeting: this worker's place, and where the others are.
-        communication: how gradients are added; with `ring` nothing goes through the memory of a host.
-        host: finds what this process has in common with those that it can share memory with; None for none.
-        promised: GPUs that the cluster has given this worker; a fraction where several share one.
-        gpu: finds this process's GPU.
-        meets_again: whether `meet_again` may be called, also where the worker is alone now.
+        meeting: this worker's place and the addresses of all workers.
+        communication: how gradients are added; with `ring`, ranks do not share the memory of their host.
+        host: returns an id that is equal for all processes that can share memory, or None for none.
+        promised: GPUs that the cluster has assigned to this worker; a fraction if several workers share one.
+        gpu: returns this process's GPU.
+        meets_again: whether `meet_again` may be called, even if the worker is alone now.
 
     Attributes:
         rank: this worker's rank.
-        world_size: how many workers there are.
-        route: the path that gradients take, and why; None for a single worker.
+        world_size: number of workers.
+        route: path that gradients take, and why; None for a single worker.
 
     Raises:
-        GpuError: this worker does not have the GPU that it was promised, or NCCL does not connect the GPUs.
-        WorkerLostError: another worker does not have its GPU, or does not answer.
-        ConfigError: NCCL was asked for where it cannot be used.
+        GpuError: this worker does not have the GPU assigned to it, or NCCL does not connect the GPUs.
+        WorkerLostError: another worker does not have its GPU, or does not respond.
+        ConfigError: NCCL was requested but cannot be used.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class MultiWorkerGroup:
 
     @property
     def loss(self) -> str:
-        """Why the last sum failed: a worker is lost. Empty while all are there, and if they cannot meet again."""
+        """Why the last sum failed, if a worker was lost. Empty if no sum failed, or if the ranks cannot meet again."""
         return self._control.loss if isinstance(self._control, SocketPlane) else ""
 
     def meet_again(self, meeting: Meeting) -> None:
-        """Take another place among other workers; what was traced with `all_reduce` stays valid.
+        """Join another meeting, as another rank and with other workers. Graphs traced with `all_reduce` stay valid.
 
         Raises:
-            WorkerLostError: they do not reach each other.
+            WorkerLostError: the workers cannot reach each other.
         """
         assert isinstance(self._control, SocketPlane)
         self._control.join(meeting)
@@ -123,13 +123,13 @@ class MultiWorkerGroup:
         self._take_route()
 
     def leave(self) -> None:
-        """Hang up; workers that wait for this one then see that it is gone."""
+        """Close the connections, so that workers that wait for this one notice that it is gone."""
         if isinstance(self._control, SocketPlane):
             self._control.leave()
 
     @property
     def on_host(self) -> HostSum | None:
-        """The sum over the workers of this host, where there are several."""
+        """The sum over the workers of this host, or None if it has only one."""
         return None if self._control is None else self._control.on_host
 
     def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -142,7 +142,7 @@ class MultiWorkerGroup:
         assert self.route is not None
         experimental = tf.distribute.experimental
         name = {SumPath.NCCL: "NCCL", SumPath.RING: "RING"}.get(self.route.path, "AUTO")
-        # With each call: the strategy is created before the path is known.
+        # Pass the options with each call, because the strategy is created before the path is known.
         options = experimental.CommunicationOptions(implementation=experimental.CommunicationImplementation[name])
         return self.strategy.run(_replica_sum, args=(tensor, options))
 
@@ -150,7 +150,7 @@ class MultiWorkerGroup:
         """Return the sum of an array over all workers, computed at once.
 
         Raises:
-            tf.errors.UnavailableError: or another error of TensorFlow's, when a worker is gone.
+            tf.errors.UnavailableError: or another error of TensorFlow, if a worker is gone.
         """
         return values if self._control is None else self._control.sum(values)
 
@@ -164,7 +164,7 @@ class MultiWorkerGroup:
         return self._control.hand(arrays, givers, takers) if isinstance(self._control, SocketPlane) else arrays
 
     def _take_route(self) -> None:
-        """Exchange where each worker computes, and take the route that follows from it."""
+        """Exchange where each worker computes, and choose the route accordingly."""
         assert self._control is not None
         seats = [RankSeat.of_row(row) for row in self._control.gather(self._seat().to_row())]
         _check_gpus(seats, self.rank)
@@ -176,7 +176,7 @@ class MultiWorkerGroup:
             within(NCCL_SECONDS, self._connect)
 
     def _connect(self) -> None:
-        """Make a first sum, during which NCCL connects all GPUs."""
+        """Compute a first sum, during which NCCL connects all GPUs."""
         first = tf.function(lambda: self.all_reduce([tf.ones([1])])[0], autograph=False)
         total = float(first()[0])
         if total != self.world_size:
@@ -184,28 +184,28 @@ class MultiWorkerGroup:
 
 
 def _strategy_in_cluster(meeting: Meeting) -> tf.distribute.Strategy:
-    """Return a strategy with a server of TensorFlow's at this rank's address."""
+    """Return a strategy with a TensorFlow server at this rank's address."""
     try:
-        meeting.server().close()  # the port is free from now on
+        meeting.server().close()  # frees the port for TensorFlow
     except OSError as error:
         raise WorkerLostError(f"rank {meeting.rank} cannot listen at its address: {error}") from None
-    # Otherwise the strategy would configure the same service with TensorFlow's timeout.
+    # Without this call, the strategy would configure the same service with TensorFlow's default timeout.
     _tensorflow.watch_workers(meeting.world_size, _HEARTBEAT_TIMEOUT_MS)
     return tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def _strategy_alone() -> tf.distribute.Strategy:
-    """Return a strategy of this process's own devices, whatever TF_CONFIG says."""
+    """Return a strategy of this process's own devices, ignoring TF_CONFIG."""
     own = {"GPU": len(tf.config.list_logical_devices("GPU"))}
     alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}), num_accelerators=own)
     return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=alone)
 
 
 def within(seconds: float, connect: Callable[[], None]) -> None:
-    """Have NCCL connect the GPUs within this many seconds; NCCL itself has no time limit.
+    """Call `connect`, in which NCCL connects the GPUs, with a time limit. NCCL itself has none.
 
     Raises:
-        GpuError: the time is over. The thread that hangs ends with the process.
+        GpuError: the time is over. The hanging thread ends with the process.
     """
     job = in_thread(connect, "raytf-nccl")
     wait([job], seconds)
@@ -215,24 +215,24 @@ def within(seconds: float, connect: Callable[[], None]) -> None:
 
 
 _WITHOUT_NCCL = (
-    "NCCL_DEBUG=INFO in the workers' environment shows why, often the network (NCCL_SOCKET_IFNAME); --communication "
-    "host does without NCCL."
+    "To see why, set NCCL_DEBUG=INFO in the workers' environment; often it is the network (NCCL_SOCKET_IFNAME). To "
+    "train without NCCL, use --communication host."
 )
 
 
 def _seat(host: str | None, promised: float, gpu: tuple[str, str] | None) -> RankSeat:
     token = secrets.token_hex(16)
-    # A process that shares no memory counts as alone on its host.
+    # A process that cannot share memory counts as alone on its host.
     shared = token if host is None else sha256(host.encode()).hexdigest()
     identity, kind = gpu or (None, "")
     return RankSeat(shared, token, platform.node(), promised, identity, kind)
 
 
 def _check_gpus(seats: Sequence[RankSeat], rank: int) -> None:
-    """Refuse a group in which a rank lacks its GPU.
+    """Check that every rank has its GPU.
 
     Raises:
-        GpuError: this rank does not have the GPU that it was promised.
+        GpuError: this rank does not have the GPU assigned to it.
         WorkerLostError: another rank does not have its GPU.
     """
     lacking = routes.without_gpu(seats)
@@ -240,13 +240,13 @@ def _check_gpus(seats: Sequence[RankSeat], rank: int) -> None:
         return
     missing = rank if rank in lacking else lacking[0]
     text = (
-        f"rank {missing} on {seats[missing].node} was given {seats[missing].promised:g} GPU, and TensorFlow finds none "
-        "there: check the node's driver (nvidia-smi)"
+        f"rank {missing} on {seats[missing].node} was given {seats[missing].promised:g} GPU, but TensorFlow finds none "
+        "there. Check the node's driver (nvidia-smi)."
     )
     raise GpuError(text) if missing == rank else WorkerLostError(text)
 
 
 def _replica_sum(tensor: tf.Tensor, options: Any) -> Any:
-    # The copy is made on the replica's device; the collective asks a tensor for its device, and a traced one has none.
+    # Copy the tensor on the replica's device: the collective reads a tensor's device, which a traced tensor lacks.
     mine = tf.identity(tensor)
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, mine, options=options)

@@ -1,4 +1,4 @@
-"""`raytf.rank()` and related functions: which worker this process is, for code that runs in workers."""
+"""`raytf.rank()` and related functions, which tell code in workers which worker it runs in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raytf.errors import RaytfError
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A worker's place among all workers, and among those of its node."""
+    """A worker's place among all workers, and among the workers on its node."""
 
     rank: int
     size: int
@@ -21,32 +21,32 @@ _place: RankInfo | None = None
 
 
 def take(place: RankInfo | None) -> None:
-    """Make this process that worker from now on; None if it is not a worker any more."""
+    """Set which worker this process is, or None if it is no longer a worker."""
     global _place
     _place = place
 
 
 def rank() -> int:
-    """Return the number of this worker among all of the run, from 0. Only rank 0 runs callbacks and writes files."""
+    """Return the number of this worker among all workers, from 0. Only rank 0 runs callbacks and writes files."""
     return _find("rank").rank
 
 
 def size() -> int:
-    """Return the number of workers of the run now, which changes with a resize.
+    """Return the current number of workers, which changes with a resize.
 
-    The devices of one worker do not count, nor do the workers of parameter servers, which do not run your code. There
-    it is 1, and this process is the coordinator.
+    A worker counts once, even if it has several devices. With parameter servers, the number is 1: your code runs only
+    in the coordinator, not in the workers.
     """
     return _find("size").size
 
 
 def local_rank() -> int:
-    """Return the number of this worker among the workers on its node of the cluster, from 0."""
+    """Return the number of this worker among the workers on its cluster node, from 0."""
     return _find("local_rank").local_rank
 
 
 def local_size() -> int:
-    """Return the number of workers on this worker's node of the cluster."""
+    """Return the number of workers on this worker's cluster node."""
     return _find("local_size").local_size
 
 

@@ -1,8 +1,7 @@
-"""Sockets of this process: forked children close them at once, and callers that have not said who they are get little
-of it.
+"""Sockets of this process: forked children close them, and unidentified callers cannot exhaust its resources.
 
-Whoever reaches a port can connect with it, as often as it likes. The files that this process may open and its time are
-needed for others, so the oldest connection is closed where there are too many.
+Anybody who reaches a port can connect to it any number of times. To keep file descriptors and time for the callers that
+belong to the run, the oldest unidentified caller is disconnected if there are too many.
 """
 
 from __future__ import annotations
@@ -18,33 +17,33 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import IO, Any
 
-#: Seconds for a caller to say who it is.
+#: Seconds for a caller to identify itself.
 CALL_SECONDS = 10.0
-#: Callers at a time, if this process may open many files: workers of a large run connect at the same moment.
+#: Most callers at once, if this process may open many files: the workers of a large run connect at the same time.
 _MOST = 1024
-#: Seconds to wait where this process can open no further file, and no caller's can be closed.
+#: Seconds to wait if this process cannot open another file and there is no caller to disconnect.
 _FULL_SECONDS = 0.05
 _connections = weakref.WeakSet[socket.socket | IO[Any]]()
 _servers = set[str]()
 
 
 def most_callers() -> int:
-    """Return how many connections of callers may be open at a time: a quarter of the files that this process may open.
+    """Return how many callers may be connected at once: at most a quarter of the files that this process may open.
 
-    Other files of this process and connections of the run's own need the rest.
+    The other files and the run's own connections need the rest.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if files == resource.RLIM_INFINITY else max(1, min(_MOST, files // 4))
 
 
 class Callers:
-    """Accepts connections at a socket, which it closes in the end with all callers that have not said who they are.
+    """Accepts connections at a socket. On exit, closes the socket and all callers that have not identified themselves.
 
     Args:
-        server: listens.
-        size: bytes of what a caller says.
-        most: callers at a time.
-        seconds: for a caller to say who it is.
+        server: the listening socket.
+        size: length of a caller's first message in bytes.
+        most: most callers at once.
+        seconds: time for a caller to identify itself.
         clock: a monotonic clock, in seconds.
     """
 
@@ -58,7 +57,7 @@ class Callers:
     ):
         self._server, self._size, self._seconds, self._clock = server, size, seconds, clock
         self._most = most_callers() if most is None else most
-        #: Bytes received from each stranger so far, and when it connected; the oldest first.
+        #: Bytes received from each unidentified caller so far, and when it connected; the oldest first.
         self._received: dict[socket.socket, tuple[bytes, float]] = {}
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
@@ -74,10 +73,10 @@ class Callers:
         self._server.close()
 
     def calls(self, seconds: float) -> Iterator[tuple[socket.socket, bytes]]:
-        """Wait until somebody calls, or for so many seconds.
+        """Wait up to `seconds` for callers.
 
         Yields:
-            Connections, and what their other sides have said. They block, and the caller of this method closes them.
+            Blocking connections, which the caller of this method must close, and the first message received on each.
         """
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._server:
@@ -107,7 +106,7 @@ class Callers:
             self._drop_oldest()
 
     def _hear(self, peer: Any) -> bytes | None:
-        """Return what a caller has said, if that is all; one that has hung up is forgotten."""
+        """Return a caller's first message if it is complete, else None. Forget a caller that has disconnected."""
         before, began = self._received[peer]
         try:
             more = peer.recv(self._size - len(before))
@@ -135,19 +134,19 @@ class Callers:
         peer.close()
 
 
-# A connection ends when the last process that holds it closes it. If a child held it, the others would not see that
-# this process is gone.
+# A connection ends when the last process that holds it closes it. If a child held it, peers would not notice that this
+# process is gone.
 
 
 def close_in_children(connection: socket.socket | IO[Any]) -> None:
-    """Have children that Python forks from now on close a connection. A child that C code forks keeps it open."""
+    """Close a connection in every child that Python forks from now on. Children that C code forks keep it open."""
     _connections.add(connection)
 
 
 def close_connections_with(paths: Collection[str]) -> None:
-    """Have children that Python forks from now on close connections with these Unix sockets, those of libraries too.
+    """Close connections to these Unix sockets, even those of libraries, in every child that Python forks from now on.
 
-    When Ray's connection with its raylet ends, Ray knows that this process is gone.
+    Ray notices that this process is gone when the connection to its raylet ends.
     """
     _servers.update(paths)
 
@@ -156,7 +155,7 @@ def _close_all() -> None:
     for each in sorted(_connections, key=lambda one: not isinstance(one, socket.socket)):  # a pipe may fail to close
         if not isinstance(each, socket.socket):
             each.close()
-        elif (descriptor := each.detach()) >= 0:  # `close` would wait for files that were made of it
+        elif (descriptor := each.detach()) >= 0:  # `close` would wait for file objects of this socket
             os.close(descriptor)
     if _servers:
         _end_connections_with(_servers)
@@ -165,14 +164,14 @@ def _close_all() -> None:
 def _end_connections_with(paths: Collection[str]) -> None:
     with open(os.devnull, "r+b") as nothing:
         for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # the list's own is closed, and a socket may have no peer
+            with contextlib.suppress(OSError):  # the descriptor of listdir is closed, and a socket may have no peer
                 descriptor = int(name)
                 if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and _peer_of(descriptor) in paths:
-                    os.dup2(nothing.fileno(), descriptor)  # the library must not find something else there
+                    os.dup2(nothing.fileno(), descriptor)  # no other file must get this number
 
 
 def _peer_of(descriptor: int) -> Any:
-    """Return the address of a socket's other end: of a Unix socket, the path that it is bound to."""
+    """Return the address of a socket's peer; for a Unix socket, the path to which the peer is bound."""
     with socket.socket(fileno=os.dup(descriptor)) as connection:
         return connection.getpeername()
 

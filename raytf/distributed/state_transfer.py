@@ -1,7 +1,7 @@
-"""Arrays of some ranks, sent straight to others that lack them, over connections of their own.
+"""Sends arrays directly from some ranks to the ranks that lack them, over separate connections.
 
-A sum over all ranks could carry them too, as `broadcast` does, but then every rank copies and adds each byte.
-Whoever gives tells the takers beforehand, over the group, where it listens and a word that lets them in.
+A sum over all ranks could also transfer the arrays, as `broadcast` does, but then every rank copies and adds each byte.
+Each giver first sends a ticket over the group: the address at which it listens, and a password.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from raytf.distributed.sockets import Callers
 if TYPE_CHECKING:  # it loads TensorFlow
     from raytf.distributed.group import Ranks
 
-#: Seconds between two looks whether a rank that is waited for is lost.
+#: Seconds between two checks whether an awaited rank is lost.
 _LOOK_SECONDS = 0.1
 _WORD_BYTES = 32
-#: The byte that a taker sends when it has everything.
+#: The byte that a taker sends when it has received everything.
 _ACKNOWLEDGED = b"\1"
 
 
@@ -39,17 +39,17 @@ def hand(
     givers: Sequence[int],
     takers: Sequence[int],
 ) -> list[np.ndarray]:
-    """Return the arrays of some ranks, which all have the same, bit for bit, on others; every rank must call it.
+    """Copy the arrays of the givers, which all have the same bits, to the takers. Every rank must call this function.
 
     Args:
-        ranks: of the group.
+        ranks: the group.
         host: address at which others reach this rank.
-        is_over: whether a rank is known to be lost, so that to wait for it is in vain.
-        arrays: of the givers; the takers' have the same shapes and dtypes, and are written over.
+        is_over: returns whether a rank is known to be lost, so that waiting for it is pointless.
+        arrays: this rank's arrays. Takers' arrays have the same shapes and dtypes as givers', and are overwritten.
         givers, takers: ranks.
 
     Returns:
-        The givers' arrays on the takers.
+        The givers' arrays on givers and takers; unchanged arrays on other ranks.
     """
     sources, is_done = givers_of(givers, takers), True
     giver = Giver(host) if ranks.rank in sources.values() else None
@@ -61,25 +61,25 @@ def hand(
         is_done = giver.give(arrays, sum(source == ranks.rank for source in sources.values()), is_over)
     elif ranks.rank in sources:
         is_done = take(tickets[sources[ranks.rank]], arrays)
-    # A rank that is lost meanwhile is noticed here. If a connection alone has failed, sums still carry the arrays.
+    # This sum fails if a rank was lost. If only a connection has failed, `broadcast` still transfers the arrays.
     return ranks.broadcast(arrays, giver=givers[0]) if ranks.sum(np.array([not is_done], np.int32))[0] else arrays
 
 
 def givers_of(givers: Sequence[int], takers: Sequence[int]) -> dict[int, int]:
-    """Return from whom each taker gets the arrays: the ranks that have them take turns."""
+    """Return the giver of each taker, distributing the takers evenly over the givers."""
     return {taker: givers[place % len(givers)] for place, taker in enumerate(takers)}
 
 
 class Giver:
-    """Gives arrays to ranks that call this machine at an address; `ticket` is for them."""
+    """Sends arrays to ranks that connect to this machine with `ticket`."""
 
     def __init__(self, host: str):
         self._server, self._word = rendezvous.server_at(host), secrets.token_bytes(_WORD_BYTES)
         self.ticket = pickle.dumps((rendezvous.joined(host, self._server.getsockname()[1]), self._word))
 
     def give(self, arrays: Sequence[np.ndarray], takers: int, is_over: Callable[[], bool]) -> bool:
-        """Send arrays, which must not change meanwhile, to so many takers, side by side, unless a rank is known to be
-        lost; return whether all have got them."""
+        """Send arrays, which must not change during the call, to this many takers in parallel, unless a rank is known
+        to be lost. Return whether all takers have received them."""
         views, began = [_bytes_of(array) for array in arrays], time.monotonic()
         answers: list[Future[bool]] = []
         with ThreadPoolExecutor(takers) as pool, Callers(self._server, _WORD_BYTES) as callers:
@@ -104,7 +104,7 @@ def _serve(peer: socket.socket, views: Sequence[memoryview]) -> bool:
 
 
 def take(ticket: bytes, arrays: Sequence[np.ndarray]) -> bool:
-    """Fill arrays with those of a giver; whether all of it has come."""
+    """Fill arrays with those of the giver of a ticket, and return whether everything arrived."""
     address, word = pickle.loads(ticket)
     try:
         with socket.create_connection(rendezvous.parsed(address), SILENT_SECONDS) as peer:
@@ -118,18 +118,18 @@ def take(ticket: bytes, arrays: Sequence[np.ndarray]) -> bool:
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    # A scalar's and an empty array's bytes cannot be cast from its own memoryview.
+    # The memoryview of a scalar or of an empty array cannot be cast to bytes.
     return array.reshape(-1).view(np.uint8).data
 
 
 def _send(peer: socket.socket, what: memoryview) -> None:
     while len(what):
-        what = what[peer.send(what) :]  # `sendall` would have one time limit for all of it
+        what = what[peer.send(what) :]  # `sendall` would apply the time limit to the whole array
 
 
 def _receive(peer: socket.socket, into: memoryview) -> None:
     while len(into):
         count = peer.recv_into(into)
         if not count:
-            raise ConnectionError("the other side has hung up")
+            raise ConnectionError("the giver closed the connection")
         into = into[count:]

@@ -1,8 +1,8 @@
-"""The vector that ranks exchange with every step: flags, and the bits of a hash of their replica of the weights.
+"""The vector that ranks exchange in every step: flags, and the bits of a hash of their replica of the weights.
 
-A hash has 64 bits. The ranks exchange its bits with the flags of the next call, which are summed over them anyway: all
-hashes are equal exactly if each bit's sum is 0 or the number of ranks. Only if they differ do the ranks exchange the
-hashes themselves.
+A hash has 64 bits. The ranks exchange these bits with the flags of the next call, which are summed over the ranks
+anyway. All hashes are equal exactly if the sum of each bit is 0 or the number of ranks. Only if they differ do the
+ranks exchange the hashes themselves.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ DEVICE_BIT = 1 << 63
 
 
 def bits_of(value: int) -> np.ndarray:
-    """Return the bits of a hash, float32 [64] of 0 and 1, the highest first."""
+    """Return the bits of a hash as float32 [64] of 0 and 1, the highest bit first."""
     return np.unpackbits(np.frombuffer(value.to_bytes(BITS // 8), np.uint8)).astype(np.float32)
 
 
 def all_equal(sums: np.ndarray, world_size: int) -> bool:
-    """Return whether all ranks sent the same hash, from its bits [64], each summed over the ranks."""
+    """Return whether all ranks sent the same hash, from the sums [64] of its bits over the ranks."""
     counts = np.rint(sums)
     if 0 < counts[0] < world_size:  # hashes of CPUs and of devices cannot be compared
         return True
@@ -34,11 +34,11 @@ def all_equal(sums: np.ndarray, world_size: int) -> bool:
 
 @dataclass(frozen=True)
 class ReplicaVerdict:
-    """The decision about replicas that are not equal.
+    """The decision about replicas that differ.
 
     Attributes:
-        apart: ranks whose weights differ from those of the majority; all ranks if there is no majority.
-        donor: rank whose state those ranks get; None if there is no majority.
+        apart: ranks whose weights differ from the majority; all ranks if there is no majority.
+        donor: rank whose state the ranks `apart` receive; None if there is no majority.
     """
 
     apart: tuple[int, ...]
@@ -46,8 +46,8 @@ class ReplicaVerdict:
 
 
 def judge(hashes: Sequence[int]) -> ReplicaVerdict | None:
-    """Find the majority, more than half of the ranks; None if all hashes are equal, or cannot be compared."""
-    if len({value & DEVICE_BIT for value in hashes}) > 1:  # those of CPUs and of devices cannot be compared
+    """Find the majority (more than half of the ranks); return None if all hashes are equal or cannot be compared."""
+    if len({value & DEVICE_BIT for value in hashes}) > 1:  # hashes made on CPUs and on devices cannot be compared
         return None
     (most, count), *others = Counter(hashes).most_common()
     if not others:
@@ -58,7 +58,7 @@ def judge(hashes: Sequence[int]) -> ReplicaVerdict | None:
 
 
 class StepFlag(enum.IntEnum):
-    """Indices in the vector of flags."""
+    """Index of each flag in the vector."""
 
     WANT_SAVE = 0
     WRITTEN = 1
@@ -78,7 +78,7 @@ LENGTH = len(StepFlag) + BITS
 
 
 def vector(values: Mapping[StepFlag, float], weights_hash: int = 0) -> np.ndarray:
-    """Return flags and a hash, to be summed over the ranks, float32 [LENGTH]; 0 for flags that are not given."""
+    """Return the vector of flags and hash, float32 [LENGTH], to be summed over the ranks. Missing flags are 0."""
     flags = np.zeros(LENGTH, np.float32)
     for flag, value in values.items():
         flags[flag] = value
@@ -87,5 +87,5 @@ def vector(values: Mapping[StepFlag, float], weights_hash: int = 0) -> np.ndarra
 
 
 def agree(sums: np.ndarray, world_size: int) -> bool:
-    """Return whether all ranks sent the same hash, given the sum of their vectors."""
+    """Return whether all ranks sent the same hash, from the sum of their vectors."""
     return all_equal(sums[len(StepFlag) :], world_size)

@@ -1,8 +1,8 @@
-"""The bytes that are kept of a step's digests, and a chain over all steps. This module loads no TensorFlow.
+"""The bytes that are stored of each step's digests, and a hash chain over all steps. Does not load TensorFlow.
 
-A step has 8 bytes of its own, 4 of each logical shard and 1 of each tensor. With them, whoever computes the step again
-knows at once whether it is the same, and if not, which shard of which tensor differs. A tensor's byte may be equal by
-chance, once in 256 times; a step's or a shard's is not.
+A step has 8 bytes for the whole step, 4 for each logical shard and 1 for each tensor. A process that computes the step
+again compares these bytes to know at once whether the step is the same and, if not, which shards and tensors differ. A
+tensor's byte matches by chance once in 256 times; the bytes of a step or a shard practically never do.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 STEP_BYTES, SHARD_BYTES, TENSOR_BYTES = 8, 4, 1
-#: The name of what a shard adds beside gradients and states.
+#: Name of the values that a shard adds in addition to gradients and states.
 LOSS = "loss and metrics"
 #: The chain before the first step.
 GENESIS = bytes(32)
 
 
 class DigestKind(StrEnum):
-    """A way to make digests, see `raytf.distributed.encoding.digests`. Different kinds cannot be compared."""
+    """A way to compute digests; see `raytf.distributed.encoding.digests`. Different kinds cannot be compared."""
 
     FOLDED = "folded"
     DEVICE = "device"
-    #: For runs that started with a raytf that did not fold; they keep it.
+    #: For runs that started with a version of raytf that did not fold, and that keep this kind.
     WHOLE = "whole"
 
 
@@ -34,9 +34,9 @@ class DigestLayout:
     """The meaning of the bytes of a step's digests.
 
     Attributes:
-        shards: V.
-        tensors: their names; the last one of each phase of a step is the shard's loss and metrics.
-        kind: how they were made.
+        shards: number of logical shards (V).
+        tensors: names of the tensors; the last one of each phase of a step is the shard's loss and metrics.
+        kind: how the digests were computed.
     """
 
     shards: int
@@ -53,9 +53,9 @@ class Difference:
     """The difference between two digests of a step.
 
     Attributes:
-        shards: indices of logical shards.
-        tensors: names; empty where by chance no byte differs.
-        of: how many shards there are.
+        shards: indices of the logical shards that differ.
+        tensors: names of the tensors that differ; empty if by chance no byte differs.
+        of: total number of shards.
     """
 
     shards: tuple[int, ...]
@@ -68,12 +68,12 @@ class Difference:
 
 
 def number(digest: bytes) -> int:
-    """Return a step's own digest, 64 bits, out of all that is kept of it; 0 for nothing."""
+    """Return the 64-bit digest of the whole step from its stored bytes; 0 if there are none."""
     return int.from_bytes(digest[:STEP_BYTES], "little")
 
 
 def difference(layout: DigestLayout, one: bytes, other: bytes) -> Difference | None:
-    """Return how two digests of one step, of one layout, differ; None if they are equal."""
+    """Return how two digests of the same step and layout differ, or None if they are equal."""
     if one == other:
         return None
     begin = STEP_BYTES + SHARD_BYTES * layout.shards
@@ -91,13 +91,13 @@ def chained(
 ) -> bytes:
     """Return the chain after some steps.
 
-    After each it is the SHA-256 of the chain before it, its number, loss, learning rate and digests.
+    The chain after a step is the SHA-256 of the chain before it and of the step's number, loss, rate and digests.
 
     Args:
-        chain: before them, 32 bytes.
-        step: the first one, from 1.
-        losses_and_rates: loss and learning rate of each, float32.
-        digests: of each; empty where steps have none.
+        chain: chain before the steps, 32 bytes.
+        step: number of the first step, from 1.
+        losses_and_rates: loss and learning rate of each step, float32.
+        digests: digests of each step; empty if the steps have none.
     """
     for place, numbers in enumerate(losses_and_rates):
         digest = digests[place] if len(digests) else b""

@@ -1,4 +1,4 @@
-"""`--show-cluster`: the processes of a group, as a table."""
+"""The table of a group's processes, for `--show-cluster`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GIB = 2**30
 
 
 def show(group: Ranks, strategy: str, local_rank: int, say: Callable[[str], None]) -> None:
-    """Show the user a table of all workers with a strategy; every rank must call it, and `say` is called on rank 0."""
+    """Show a table of all workers to the user, by calling `say` on rank 0. Every rank must call this function."""
     me = {"local_rank": local_rank} | about_me()
     everyone = [json.loads(each) for each in gather(group, json.dumps(without_cluster(me)).encode())]
     if group.rank == 0:
@@ -49,8 +49,8 @@ def gather(group: Ranks, data: bytes) -> list[bytes]:
 
 
 def table(title: str, processes: list[dict[str, Any]]) -> str:
-    """Return the table of processes, from `about_me`, as lines for the terminal; if all have a `local_rank`, they are
-    all of the workers, by rank."""
+    """Return a table of processes, described by `about_me`, as text for the terminal. If all have a `local_rank`, they
+    must be all workers, in order of rank."""
     shown = Table(title=title, title_justify="left")
     has_ranks = all("local_rank" in process for process in processes)
     for name in (*(("rank", "local") if has_ranks else ()), "node", "address", "pid", "devices", "memory"):
@@ -73,14 +73,14 @@ def table(title: str, processes: list[dict[str, Any]]) -> str:
 
 
 def without_cluster(process: dict[str, Any]) -> dict[str, Any]:
-    """Return what a process says about itself without the list of all others, which is long if there are many."""
+    """Return the facts about a process without the list of all other processes, which may be long."""
     config = json.loads(process["tf_config"] or "{}")
     return process | {"tf_config": json.dumps({"task": config["task"]}) if "task" in config else ""}
 
 
 def about_me(serves: bool = False) -> dict[str, Any]:
-    """Return facts about this process, as values for JSON. If it has a TensorFlow server (`serves`), listing logical
-    devices would take its devices a second time."""
+    """Return facts about this process as JSON values. If the process has a TensorFlow server (`serves`), do not list
+    logical devices, because that would initialize the devices a second time."""
     memory = psutil.virtual_memory()
     return {
         "node": ray.get_runtime_context().get_node_id(),
@@ -98,8 +98,8 @@ def whereabouts() -> str:
 
 
 def _devices(serves: bool) -> list[str]:
-    """Return the devices that compute: accelerators if there are any, else CPUs."""
-    import tensorflow as tf  # not for the driver, which prints the table
+    """Return the devices that compute: accelerators if there are any, otherwise CPUs."""
+    import tensorflow as tf  # the driver, which prints the table, must not load it
 
     found_by = tf.config.list_physical_devices if serves else tf.config.list_logical_devices
     kinds = ("TPU", "GPU", "CPU")

@@ -1,4 +1,4 @@
-"""The YAML of a cluster, with the line of each value; and the cloud that it is for."""
+"""A cluster's YAML with the line of each value, and the cloud or hosts that it is for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Document:
     """One document of a file.
 
     Attributes:
-        value: its content, with all keys as texts.
-        lines: path -> line, from 1; of the key for a value in a mapping.
-        odd_keys: paths of keys that are numbers or the like for YAML.
+        value: its content, with all keys converted to strings.
+        lines: path -> line, counted from 1. A value in a mapping has the line of its key.
+        odd_keys: paths of keys that YAML does not read as strings but, for example, as numbers.
     """
 
     value: Any
@@ -35,7 +35,7 @@ class Document:
         return None
 
     def get(self, *path: str | int, default: Any = None) -> Any:
-        """Return the value at a path, or the default if something on the way is missing or of another type."""
+        """Return the value at a path, or the default if a part of the path is missing or has another type."""
         value = self.value
         for part in path:
             in_mapping = isinstance(value, dict) and part in value
@@ -56,11 +56,11 @@ class Document:
         return value if isinstance(value, list) else []
 
     def with_lines(self, findings: Iterable[ConfigFinding]) -> list[ConfigFinding]:
-        """Return findings with the lines of their paths, if they have none yet."""
+        """Return the findings; each that has no line yet gets the line of its path."""
         return [f if f.line is not None else replace(f, line=self.line(f.path)) for f in findings]
 
     def commands(self, *keys: str, below: Path = ()) -> Iterator[tuple[Path, str]]:
-        """Yield the shell commands in the lists of several keys, each with its path."""
+        """Yield the path and text of each shell command in the lists at several keys."""
         for key in keys:
             for i, command in enumerate(self.sequence(*below, key)):
                 if isinstance(command, str):
@@ -68,7 +68,7 @@ class Document:
 
 
 def parse(text: str) -> tuple[list[Document], list[ConfigFinding]]:
-    """Return all documents of a file that are not empty, and the mistakes in its YAML."""
+    """Return all nonempty documents of a file, and the mistakes in its YAML."""
     documents: list[Document] = []
     findings: list[ConfigFinding] = []
     try:
@@ -102,9 +102,9 @@ def _syntax(problem: yaml.YAMLError, text: str) -> ConfigFinding:
     if "\t" in source[: len(source) - len(source.lstrip())]:
         fix = "Indent with spaces: YAML allows no tabs there."
     elif "mapping values are not allowed" in description:
-        fix = "Put the value in quotes if it holds ': ', or fix the indentation of this line or the one before."
+        fix = "Put the value in quotes if it contains ': ', or fix the indentation of this line or the one before."
     else:
-        fix = "Fix this line or the one before: often it is an indentation, a bracket or a quote."
+        fix = "Fix this line or the one before. Often the indentation, a bracket or a quote is wrong."
     finding = error("yaml-syntax", (), f"this is not YAML: {description}", "Ray cannot read the file.", fix)
     return replace(finding, line=line)
 
@@ -117,7 +117,7 @@ def _doubles(node: yaml.Node, path: Path) -> Iterator[ConfigFinding]:
             if name in seen and name != "<<":
                 what = f"{name!r} appears twice, first in line {seen[name]}"
                 why = "YAML keeps the last one and silently drops the first."
-                finding = error("duplicate-key", (*path, name), what, why, "Join the two, or delete one.")
+                finding = error("duplicate-key", (*path, name), what, why, "Merge the two, or delete one.")
                 yield replace(finding, line=key.start_mark.line + 1)
             seen.setdefault(name, key.start_mark.line + 1)
             yield from _doubles(value, (*path, name))
@@ -142,7 +142,7 @@ CLOUDS = ("aws", "gcp", "azure")
 
 
 class Platform(StrEnum):
-    """The place of the nodes."""
+    """The cloud or hosts on which the nodes run."""
 
     AWS = "aws"
     GCP = "gcp"
@@ -151,7 +151,7 @@ class Platform(StrEnum):
     OTHER = "other"
 
 
-#: Key of a node_config -> the only place that has it; a provider of type external may be any.
+#: Key of a node_config -> the only platform that uses it, which identifies the platform of an external provider.
 _SIGNS = {
     "InstanceType": Platform.AWS,
     "machineType": Platform.GCP,
@@ -161,7 +161,7 @@ _SIGNS = {
 
 
 def place_of(document: Document) -> Platform:
-    """Return the place of a cluster YAML."""
+    """Return the platform that a cluster YAML is for."""
     kind = document.get("provider", "type")
     if isinstance(kind, str) and kind in (*CLOUDS, "local"):
         return Platform(kind)

@@ -15,8 +15,8 @@ class Severity(StrEnum):
     """The severity of a finding.
 
     Attributes:
-        ERROR: the cluster does not come up, the job never runs, or something is open to the world.
-        WARNING: the cluster works, but costs money, time or safety that the user did not intend.
+        ERROR: the cluster does not start, the job never runs, or something is open to the world.
+        WARNING: the cluster works, but costs more money or time, or is less safe, than the user intended.
         FILL_IN: a value that only the user knows is still a placeholder.
     """
 
@@ -30,12 +30,12 @@ class ConfigFinding:
     """One mistake.
 
     Attributes:
-        code: its kind, stable for scripts, such as `unknown-key`.
-        path: its place in the document; empty for the whole document.
-        what: what is wrong, with the value.
-        why: what happens because of it.
-        fix: what to write instead.
-        line: the line of the file, from 1, if known.
+        code: the kind of mistake, stable for scripts, such as `unknown-key`.
+        path: its path in the document; empty for the whole document.
+        what: the mistake, with the value.
+        why: the consequence.
+        fix: the advice to the user.
+        line: its line in the file, counted from 1, if known.
     """
 
     code: str
@@ -48,22 +48,22 @@ class ConfigFinding:
 
 
 def error(code: str, path: Path, what: str, why: str, fix: str) -> ConfigFinding:
-    """Return a finding that stops the cluster or the job."""
+    """Return a finding of severity ERROR."""
     return ConfigFinding(code, Severity.ERROR, path, what, why, fix)
 
 
 def warning(code: str, path: Path, what: str, why: str, fix: str) -> ConfigFinding:
-    """Return a finding that costs something."""
+    """Return a finding of severity WARNING."""
     return ConfigFinding(code, Severity.WARNING, path, what, why, fix)
 
 
 def stops_ray_up(code: str, path: Path, what: str, fix: str, how: str = "") -> ConfigFinding:
-    """Return a finding that makes `ray up` exit; `how` is the error that it shows."""
+    """Return the finding of a mistake that makes `ray up` exit; `how` is the error that it prints."""
     return error(code, path, what, f"`ray up` exits{how and f' with {how}'}.", fix)
 
 
 def refuses_nodes(cloud: str, code: str, path: Path, what: str, fix: str, reason: str = "") -> ConfigFinding:
-    """Return a finding that makes a cloud refuse each node of a type; `reason` is the cloud's error."""
+    """Return the finding of a mistake that makes a cloud refuse each node of a type; `reason` is the cloud's error."""
     why = f"{cloud} refuses each node of this type{reason and f' ({reason})'}, and Ray repeats the request forever."
     return error(code, path, what, why, fix)
 
@@ -83,7 +83,7 @@ def place(path: Path) -> str:
 
 
 def near(word: object, known: Iterable[str]) -> str:
-    """Return `. Did you mean 'x'?` for a word that is close to a known one, else an empty text."""
+    """Return `. Did you mean 'x'?` if a word is close to a known one, or an empty string."""
     by_fold = {name.casefold().replace("_", "").replace("-", ""): name for name in known}
     folded = str(word).casefold().replace("_", "").replace("-", "")
     matches = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.75)
@@ -91,12 +91,12 @@ def near(word: object, known: Iterable[str]) -> str:
 
 
 def instead(word: object, known: Iterable[str], what: str = "Keys here are") -> str:
-    """Return advice for an unknown word: the closest known word, or a list of all."""
+    """Return advice for an unknown word: the closest known word, or a list of all known words."""
     names = sorted(known)
     return near(word, names).removeprefix(". ") or f"{what} {listed(names, 40)}."
 
 
 def listed(names: Iterable[object], most: int = 12) -> str:
-    """Return names for a message; a long list is cut."""
+    """Return names joined for a message, with `...` after the first `most`."""
     texts = [str(name) for name in names]
     return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")

@@ -36,7 +36,7 @@ def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool
 
     Args:
         names: files, folders (all YAML files in them), kustomizations (which are built), or `-` for standard input.
-        unread: receives, by path, why a source in a folder cannot be read or built; None to raise an error instead.
+        unread: receives, by path, why a source in a folder cannot be read or built. If None, an error is raised.
         trust: also build kustomizations with remote sources, which git then fetches.
 
     Raises:
@@ -68,7 +68,7 @@ def _folder(
     try:
         about = folder.stat()
         if (about.st_dev, about.st_ino) in seen:
-            return  # a link to a folder that was read already
+            return  # a link to a folder that was already read
         seen.add((about.st_dev, about.st_ino))
         if (folder / _KUSTOMIZATION).is_file():
             yield str(folder), _build(folder, trust)
@@ -134,7 +134,7 @@ def _line_of(problem: UnicodeDecodeError) -> int:
 
 
 def _from_elsewhere(folder: Path, seen: set[Path]) -> str:
-    """Return a source of a kustomization, or of one that it includes, that is not a local path; empty if all are."""
+    """Return a source of a kustomization (or of one it includes) that is not a local path, or an empty string."""
     folder = folder.resolve()
     names = [n for n in (_KUSTOMIZATION, "kustomization.yml", "Kustomization") if (folder / n).is_file()]
     if folder in seen or not names:
@@ -181,8 +181,8 @@ def _build(folder: Path, trust: bool) -> str:
     elsewhere = "" if trust else _from_elsewhere(folder, set())
     if elsewhere:
         raise ConfigError(
-            f"{folder} was not built: it names {elsewhere}, which is not a path here and would be fetched. Pass "
-            "--trust if you trust it."
+            f"{folder} was not built: it names {elsewhere}, which is not a local path and would be fetched. "
+            "Pass --trust if you trust it."
         )
     try:
         done = subprocess.run(
@@ -191,5 +191,5 @@ def _build(folder: Path, trust: bool) -> str:
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{folder}: kubectl kustomize took more than {_BUILD_SECONDS} s.") from None
     if done.returncode:
-        raise ConfigError(f"{folder}: kubectl kustomize fails: {one_line(done.stderr, 300)}")
+        raise ConfigError(f"{folder}: kubectl kustomize failed: {one_line(done.stderr, 300)}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""Facts about this machine, and the names that are safe to pass to ssh."""
+"""Facts about this machine, and checks that a name is safe to pass to ssh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: Names that neither ssh takes for an option, nor a shell of the user's configuration (%h) for more than a name.
+#: Names that ssh cannot read as an option, nor a shell command in the user's ssh configuration (%h) as code.
 _HOST = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+\\-]*")
 _TOOL_SECONDS = 15
@@ -27,9 +27,9 @@ class Surroundings:
     """This machine.
 
     Attributes:
-        python: its Python, such as 3.11.7; Ray requires the same patch level everywhere.
+        python: the version of Python, such as 3.11.7; Ray requires the same patch level everywhere.
         ray: the version of the installed Ray.
-        folder: the current folder, from which relative paths of the YAML start, as for `ray up`.
+        folder: the current folder, to which relative paths in the YAML refer, as in `ray up`.
         environ: the shell's environment.
     """
 
@@ -39,7 +39,7 @@ class Surroundings:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def local(self, path: str) -> Path:
-        """Return a path of the YAML as a file of this machine."""
+        """Return the path on this machine for a path in the YAML."""
         home = self.environ.get("HOME", "~")
         return self.folder / (path.replace("~", home, 1) if path.startswith("~") else path)
 
@@ -50,7 +50,7 @@ def here() -> Surroundings:
 
 
 def package_file(package: str, name: str) -> Path | None:
-    """Return the path of a file in an installed package, which is not imported, or None if there is no such file."""
+    """Return the path of a file in an installed package, or None if it does not exist. The package is not imported."""
     spec = importlib.util.find_spec(package)
     paths = (Path(folder) / name for folder in (spec.submodule_search_locations or () if spec else ()))
     return next((path for path in paths if path.is_file()), None)
@@ -58,7 +58,7 @@ def package_file(package: str, name: str) -> Path | None:
 
 @cache
 def ray_file(name: str) -> Any:
-    """Read a JSON file of the installed Ray, such as `autoscaler/ray-schema.json`. Importing Ray would take seconds."""
+    """Return a JSON file of the installed Ray, such as `autoscaler/ray-schema.json`, without importing Ray (slow)."""
     path = package_file("ray", name)
     if path is None:
         raise FileNotFoundError(f"the installed Ray has no {name}")
@@ -66,7 +66,7 @@ def ray_file(name: str) -> Any:
 
 
 def tool_output(command: list[str], environ: Mapping[str, str]) -> str:
-    """Run a command that only reads, and return its output; empty if it fails."""
+    """Run a read-only command and return its output, or an empty string if it fails."""
     path = shutil.which(command[0], path=environ.get("PATH")) or command[0]
     try:
         done = subprocess.run(
@@ -84,10 +84,10 @@ def tool_output(command: list[str], environ: Mapping[str, str]) -> str:
 
 
 def is_host(name: object) -> bool:
-    """Return whether ssh and a shell can only take a text for an address or a host's name."""
+    """Return whether ssh and a shell can only interpret a string as the name or address of a host."""
     return _HOST.fullmatch(str(name)) is not None
 
 
 def is_user(name: object) -> bool:
-    """Return whether ssh and a shell can only take a text for the name of a user."""
+    """Return whether ssh and a shell can only interpret a string as the name of a user."""
     return _USER.fullmatch(str(name)) is not None

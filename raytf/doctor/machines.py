@@ -1,8 +1,8 @@
-"""Machines of the clouds: CPUs, GPUs, memory and list price, in a small table with a date.
+"""The clouds' machines: a small, dated table of their CPUs, GPUs, memory and list prices.
 
-`machines.csv` holds the list prices of Linux on demand, without tax, disks and traffic, of us-east-1 (AWS), us-central1
-(Google Cloud) and East US (Azure), as of the month in `PRICES_OF`; other regions differ by up to a third. An
-empty price is not known.
+`machines.csv` holds on-demand list prices for Linux, without tax, disks and traffic, in us-east-1 (AWS), us-central1
+(Google Cloud) and East US (Azure), as of the month in `PRICES_OF`. Other regions differ by up to a third. An empty
+price is unknown.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from raytf.doctor.finding import Path
 
 #: Month of the prices in machines.csv and below.
 PRICES_OF = "2025-06"
-#: GPUs that are attached to a machine on Google Cloud -> US dollars an hour each.
+#: GPU that Google Cloud attaches to a machine -> US dollars per GPU and hour.
 _ATTACHED = {"T4": 0.35, "P4": 0.60, "P100": 1.46, "V100": 2.48, "K80": 0.45}
-#: TPU generation -> US dollars an hour and chip, and cores that the name counts for each chip.
+#: TPU generation -> US dollars per chip and hour, and how many cores the machine's name counts per chip.
 _TPUS = {"v2": (1.125, 2), "v3": (2.0, 2), "v4": (3.22, 2), "v5p": (4.2, 2), "v5litepod": (1.2, 1), "v6e": (2.7, 1)}
 TPU_GENERATIONS = frozenset(_TPUS)
-#: Cloud -> keys of a node_config that lead to the name of its machine.
+#: Cloud -> path to the machine's name in a node_config.
 _KEYS = {"aws": ("InstanceType",), "gcp": ("machineType",), "azure": ("azure_arm_parameters", "vmSize")}
-#: GPUs that the CUDA of TensorFlow 2.21 does not run on, or that its wheels have no kernels for.
+#: GPUs on which the CUDA of TensorFlow 2.21 does not run, or for which its wheels have no kernels.
 TOO_OLD = {"K80", "M60", "K520", "M40"}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The resources of a machine, and its price an hour; `usd` is None if the price is not known."""
+    """The resources of a machine, and its price per hour; `usd` is None if the price is unknown."""
 
     name: str
     cpus: int
@@ -54,12 +54,12 @@ def _table() -> dict[str, dict[str, Machine]]:
 
 
 def names(provider: str) -> list[str]:
-    """Return all instance types of a provider that the table has."""
+    """Return the names of a provider's machines in the table."""
     return [m.name for m in _table().get(_cloud(provider), {}).values()]
 
 
 def family_known(provider: str, name: str) -> bool:
-    """Return whether the table has the family of an instance type, and so would have this size."""
+    """Return whether the table has an instance type's family, so that a size not in it is probably a typo."""
     cut = {"aws": r"\..*", "gcp": r"-[^-]*$"}.get(_cloud(provider))
     if cut is None:
         return False
@@ -81,7 +81,7 @@ def instance_type(provider: str, config: dict[str, Any]) -> str | None:
 
 
 def instance_path(provider: str, path: Path) -> Path:
-    """Return the path at which a node type names its machine."""
+    """Return the path of the machine's name in a node type."""
     return (*path, "node_config", *_KEYS.get(_cloud(provider), ()))
 
 
@@ -121,5 +121,5 @@ def _tpu(config: dict[str, Any]) -> Machine | None:
 
 
 def _cloud(provider: str) -> str:
-    # raytf's own providers are of type external and take EC2's node_config.
+    # An external provider that is not raytf's own (see fallbacks.as_cloud) may have EC2's node_config.
     return "aws" if provider == "external" else provider

@@ -1,4 +1,4 @@
-"""Node types of a cluster YAML: what each machine has, and mistakes in resources and in numbers of nodes."""
+"""Node types of a cluster YAML: their machines, and mistakes in their resources and numbers of nodes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, near, warning
 from raytf.doctor.machines import Machine
 
-#: Provider -> head_node_type of Ray's defaults, which holds where a file has none.
+#: Provider -> the head_node_type that Ray uses if a file has none.
 DEFAULT_HEADS = {"aws": "ray.head.default", "azure": "ray.head.default", "gcp": "ray_head_default"}
-#: Provider -> the two keys of a node_config that name the market, and the word for spot.
+#: Provider -> the two keys of a node_config that lead to its market, and the value for spot.
 _SPOT = {
     "aws": ("InstanceMarketOptions", "MarketType", "spot"),
     "external": ("InstanceMarketOptions", "MarketType", "spot"),
@@ -40,11 +40,11 @@ class NodeType:
     Attributes:
         least, most: bounds for its number of workers; `most` is the cluster's if the type has no max_workers.
         most_given: whether the type has max_workers.
-        resources: as in the file, numbers only.
+        resources: the numbers in its resources in the file.
         config: the provider's node_config, without `fallback`.
-        machine: what the instance type has, if it is known.
+        machine: the machine of the instance type, if known.
         market: spot or on-demand.
-        others: what its nodes may be instead, in order.
+        others: its fallbacks, in order.
     """
 
     name: str
@@ -76,7 +76,7 @@ def node_types(document: Document) -> list[NodeType]:
     provider = str(document.get("provider", "type"))
     head = document.get("head_node_type", default=DEFAULT_HEADS.get(provider))
     names = document.mapping("available_node_types")
-    if not isinstance(head, str) or head not in names:  # reported once, not as a head that is missing everywhere
+    if not isinstance(head, str) or head not in names:  # guess it: only _head_type reports that it is missing
         hint = near(head, names)
         head = hint.split("'")[1] if hint else next(iter(names), None)
     types = []
@@ -111,7 +111,7 @@ def node_types(document: Document) -> list[NodeType]:
 
 
 def most_workers(document: Document) -> int:
-    """Return the most workers of all types together: the cluster's max_workers, for which Ray takes 2 by default."""
+    """Return the most workers of all types together: the cluster's max_workers, or Ray's default of 2."""
     return _whole(document.get("max_workers"), 2)
 
 
@@ -120,7 +120,7 @@ def _whole(value: Any, default: int) -> int:
 
 
 def market(provider: str, config: dict[str, Any]) -> str:
-    """Return spot or on-demand, as the provider's node_config says."""
+    """Return the market of a provider's node_config: spot or on-demand."""
     if provider == "gcp":
         return "spot" if fallback.is_spot_of_gcp(config) else "on-demand"
     key, inner, word = _SPOT.get(provider, ("", "", ""))
@@ -129,10 +129,10 @@ def market(provider: str, config: dict[str, Any]) -> str:
 
 
 def most_used(members: Sequence[tuple[NodeType, float]], limit: int) -> float:
-    """Return the most that a cluster may use of a resource: its head's, and that of the largest workers.
+    """Return how much of a resource the largest allowed cluster has: the head's and that of the largest workers.
 
     Args:
-        members: node types, each with how much one node has.
+        members: node types, each with the amount that one node has.
         limit: the cluster's max_workers.
     """
     total, left = sum(each for t, each in members if t.is_head), limit
@@ -149,7 +149,7 @@ def check(document: Document) -> Iterator[ConfigFinding]:
         for resource, count in document.mapping(*t.path, "resources").items():
             if isinstance(count, float) and not math.isfinite(count):
                 path, what = (*t.path, "resources", resource), f"{resource} is {count}"
-                yield error("wrong-value", path, what, "Ray needs a finite number.", "Write how many the machine has.")
+                yield error("wrong-value", path, what, "Ray needs a finite number.", "Write the machine's number.")
         name = machines.instance_type(provider, t.config)
         if t.machine is not None:
             yield from _resources(t, t.machine, provider)
@@ -157,38 +157,38 @@ def check(document: Document) -> Iterator[ConfigFinding]:
             hint = near(name, machines.names(provider))
             if hint and machines.family_known(provider, name):
                 path, what = machines.instance_path(provider, t.path), f"{name!r} is not a known instance type{hint}"
-                why = "The launch of each node of this type fails, again and again."
-                fix = "Take a type that exists; if this one is newer than raytf, ignore this."
+                why = "Every launch of a node of this type fails, and Ray repeats it forever."
+                fix = "Use an existing type; if this one is newer than raytf, ignore this finding."
                 yield error("unknown-instance-type", path, what, why, fix)
 
 
 def stopped_nodes(why: str) -> ConfigFinding:
-    """Return the finding that the provider keeps stopped nodes because the config does not say."""
-    what = "cache_stopped_nodes is missing: Ray takes true"
+    """Return the finding that the provider keeps stopped nodes because cache_stopped_nodes is missing."""
+    what = "cache_stopped_nodes is missing: Ray's default is true"
     return warning("cache-stopped-nodes", ("provider",), what, why, "Add `cache_stopped_nodes: false`.")
 
 
 def spot_head(path: Path, cloud: str, key: str) -> ConfigFinding:
     """Return the finding that the head is a spot machine."""
-    why = f"When {cloud} takes it, the whole cluster is gone, and workers keep running that nobody stops."
+    why = f"When {cloud} preempts it, the whole cluster is lost, and its workers keep running until you stop them."
     return warning("spot-head", path, "the head is a spot machine", why, f"Delete {key} from the head's type.")
 
 
 def small_disk(
     t: NodeType, path: Path, size: object, least: tuple[int, int], unit: str, cloud: str
 ) -> Iterator[ConfigFinding]:
-    """Find a system disk on which TensorFlow does not fit; `least` is the size without and with a GPU."""
+    """Find a system disk that is too small for TensorFlow; `least` is the size without and with a GPU."""
     wanted = least[t.machine is not None and t.machine.gpus > 0]
     if isinstance(size, int) and not isinstance(size, bool) and size < wanted:
-        why = f"{cloud} refuses less than the image has, up to 75 {unit} for a GPU image; else pip runs out of space."
+        why = f"{cloud} refuses a disk smaller than the image (up to 75 {unit}), or pip runs out of space."
         yield error("disk-too-small", path, f"a system disk of {size} {unit}", why, f"Write {wanted} or more.")
 
 
 def too_many_gpus(t: NodeType, machine: str, gpus: float, fix: str) -> ConfigFinding:
-    """Return the finding that a type's resources have more GPUs than its machine."""
+    """Return the finding that a type's resources list more GPUs than its machine has."""
     has = f"{gpus:g} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU"
     what = f"GPU: {t.resources['GPU']:g} on {machine}, which has {has}"
-    why = "Ray starts nodes for jobs that then find no GPU there, and the job waits forever."
+    why = "Ray starts nodes for jobs that then find too few GPUs there, and the jobs wait forever."
     return error("gpu-count", (*t.path, "resources", "GPU"), what, why, fix)
 
 
@@ -196,14 +196,14 @@ def _resources(t: NodeType, machine: Machine, provider: str) -> Iterator[ConfigF
     path = (*t.path, "resources")
     declared = t.resources.get("GPU")
     if declared is not None and declared > machine.gpus:
-        fix = f"Write GPU: {machine.gpus}, or take a machine with {declared:g}."
+        fix = f"Write GPU: {machine.gpus}, or use a machine with {declared:g}."
         yield too_many_gpus(t, machine.name, machine.gpus, fix if machine.gpus else "Delete GPU from resources.")
     elif machine.gpus and declared is not None and declared < machine.gpus and not t.is_head:
         what, why = f"GPU: {declared:g} on {machine.name}, which has {machine.gpus}", "You pay for GPUs that stay idle."
         yield warning("gpu-count", (*path, "GPU"), what, why, f"Write GPU: {machine.gpus}.")
     elif machine.gpus and declared is None and provider in ("gcp", "azure") and not t.is_head:
-        what = f"{machine.name} has {machine.gpus} GPUs, and resources list none"
-        why = f"On {provider} Ray does not detect them: no job that needs a GPU ever starts such a node."
+        what = f"{machine.name} has {machine.gpus} GPUs, but resources list none"
+        why = f"On {provider} Ray does not detect them, and never starts such a node for a job that needs a GPU."
         yield error("gpu-not-declared", path, what, why, f'Add "GPU": {machine.gpus} to resources.')
     cpus = t.resources.get("CPU")
     if cpus is not None and machine.cpus and cpus > machine.cpus:
@@ -213,7 +213,7 @@ def _resources(t: NodeType, machine: Machine, provider: str) -> Iterator[ConfigF
     if t.is_head and machine.gpus:
         what = f"the head is a {machine.name} with {machine.gpus} GPU{'s' if machine.gpus > 1 else ''}"
         why = "The head runs as long as the cluster, so you pay for that GPU all the time."
-        yield warning("gpu-head", (*t.path, "node_config"), what, why, "Take a small machine without GPU for the head.")
+        yield warning("gpu-head", (*t.path, "node_config"), what, why, "Use a small machine without GPUs for the head.")
 
 
 def check_counts(document: Document) -> Iterator[ConfigFinding]:
@@ -233,24 +233,24 @@ def _sums(types: list[NodeType], most: Any) -> Iterator[ConfigFinding]:
     workers = [t for t in types if not t.is_head]
     least = sum(t.least for t in workers)
     if _is_number(most) and least > most:
-        what = f"min_workers of the types sum to {least}, and max_workers is {most}"
+        what = f"min_workers of the types sum to {least}, but max_workers is {most}"
         why = "Ray refuses the file when it validates it."
         yield error("sum-of-minimums", ("max_workers",), what, why, f"Set max_workers to {least} or more.")
     reach = sum(t.most for t in workers if t.most_given)
     if most is None and reach > 2:
-        what = f"max_workers is missing at the top: Ray takes 2, and the types allow {reach}"
-        why = "The cluster stops growing at 2 workers without a warning; minimums above that are refused."
+        what = f"max_workers is missing at the top: Ray's default is 2, but the types allow {reach}"
+        why = "The cluster stops growing at 2 workers without a warning, and Ray refuses minimums above 2."
         fix = f"Add `max_workers: {reach}` at the top."
         yield error("default-max-workers", ("available_node_types",), what, why, fix)
     if not _is_number(most) or most <= 0:
         return
     if workers and all(t.most_given and t.most == 0 for t in workers):
-        what, fix = f"max_workers is {most}, and each type has max_workers 0", "Set max_workers of a type above 0."
+        what, fix = f"max_workers is {most}, but each type has max_workers 0", "Set max_workers of a type above 0."
         yield error("no-workers", ("max_workers",), what, "No worker ever starts.", fix)
     if types and not workers and types[0].most == 0:
-        what = f"max_workers is {most}, and there is only the head's type"
+        what = f"max_workers is {most}, but there is only the head's type"
         why = "Ray sets max_workers of the head's type to 0: no worker ever starts."
-        fix = "Add a type for workers, or max_workers to the head's type."
+        fix = "Add a type for workers, or add max_workers to the head's type."
         yield error("no-workers", ("available_node_types",), what, why, fix)
 
 
@@ -260,11 +260,11 @@ def _head_type(document: Document, names: list[str]) -> Iterator[ConfigFinding]:
         return
     if head is None:
         what = "available_node_types needs head_node_type"
-        why = "Ray takes the name from its defaults, which is none of these types, and refuses the file."
+        why = "Ray uses its default name, which is not one of these types, and refuses the file."
         fix = f"Add `head_node_type: {names[0]}`."
         yield error("head-node-type", ("available_node_types",), what, why, fix)
     elif head not in names:
-        what = f"head_node_type {head!r} is none of the types{near(head, names)}"
+        what = f"head_node_type {head!r} is not one of the types{near(head, names)}"
         why = "Ray refuses the file when it validates it."
         yield error("head-node-type", ("head_node_type",), what, why, f"Name one of {', '.join(names)}.")
 
@@ -272,12 +272,12 @@ def _head_type(document: Document, names: list[str]) -> Iterator[ConfigFinding]:
 def _bounds(t: NodeType, most: Any) -> Iterator[ConfigFinding]:
     if t.most_given and t.least > t.most:
         what = f"min_workers {t.least} is above max_workers {t.most}"
-        why = "Ray accepts it, but never starts more than max_workers: a job waits for nodes that do not come."
+        why = "Ray accepts it, but never starts more than max_workers: a job waits for nodes that never start."
         fix = f"Set max_workers to {t.least}, or min_workers to {t.most}."
         yield error("min-above-max", (*t.path, "min_workers"), what, why, fix)
     for key, value in (("min_workers", t.least), ("max_workers", t.most)):
         if value < 0:
-            why = "Ray accepts it, and starts none."
+            why = "Ray accepts it, but starts no node."
             yield error("negative-count", (*t.path, key), f"{key} is {value}", why, "Write 0 or more.")
     if _is_number(most) and t.most_given and not t.is_head and t.most > most and t.least <= most:
         what = f"max_workers {t.most} of the type is above max_workers {most} of the cluster"
@@ -285,20 +285,20 @@ def _bounds(t: NodeType, most: Any) -> Iterator[ConfigFinding]:
         fix = f"Set max_workers at the top to {t.most} or more."
         yield warning("above-cluster-max", (*t.path, "max_workers"), what, why, fix)
     if t.is_head and t.least > 0:
-        what = f"min_workers {t.least} of the head's type: this many workers beside the head"
-        why = "The head is not counted; each of these costs what the head costs."
-        fix = "Delete min_workers from the head's type, unless you want them."
+        what = f"min_workers {t.least} of the head's type starts this many workers beside the head"
+        why = "The head is not one of them, and each of them costs as much as the head."
+        fix = "Delete min_workers from the head's type, unless you want these workers."
         yield warning("head-type-workers", (*t.path, "min_workers"), what, why, fix)
 
 
 def _times(document: Document) -> Iterator[ConfigFinding]:
     idle, path = document.get("idle_timeout_minutes"), ("idle_timeout_minutes",)
     if _is_number(idle) and idle == 0:
-        why = "A node goes as soon as nothing runs on it, also in the seconds between two worker groups of a run."
-        yield warning("idle-timeout", path, "idle_timeout_minutes is 0", why, "Write 5 minutes or so.")
+        why = "Ray removes a node as soon as it is idle, even for the seconds between two worker groups of a run."
+        yield warning("idle-timeout", path, "idle_timeout_minutes is 0", why, "Write about 5.")
     elif _is_number(idle) and idle > 60:
         what = f"idle_timeout_minutes is {idle}: you pay for idle nodes for {idle / 60:.0f} hours"
-        yield warning("idle-timeout", path, what, "Each node costs that much after its last job.", "Write 5 to 15.")
+        yield warning("idle-timeout", path, what, "Each node costs this much after its last job.", "Write 5 to 15.")
     if document.get("upscaling_speed") in (0, 0.0) and _is_number(document.get("upscaling_speed")):
         why = "Ray then starts at most 5 nodes at a time."
         yield warning("upscaling-speed", ("upscaling_speed",), "upscaling_speed is 0", why, "Write 1.0 or more.")

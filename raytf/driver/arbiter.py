@@ -1,8 +1,8 @@
-"""The arbiter of a run, which decides who belongs to its group of workers; a thread of the driver.
+"""The arbiter of a run: a thread of the driver that decides which workers belong to the run's group.
 
-Each worker keeps a connection with it, which the kernel closes when its process dies; one that is stopped or cut off is
-silent. `raytf.driver.arbitration` decides what follows, and `raytf.distributed.membership.arbiter_link` describes the
-protocol.
+Each worker keeps a connection to the arbiter, which the kernel closes when the worker dies. A worker that is stopped or
+cut off is silent. `raytf.driver.arbitration` makes the decisions, and `raytf.distributed.membership.arbiter_link`
+describes the protocol.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from raytf.distributed.sockets import CALL_SECONDS, close_in_children, most_call
 from raytf.driver.arbitration import Arbitration, Commands, HangUp
 from raytf.driver.supervision.liveness import ALL_SILENT_SECONDS, Silence
 
-#: Seconds between two looks at who is silent.
+#: Seconds between two checks for silent workers.
 _LOOK_SECONDS = 0.5
-#: How long newcomers from a node that members did not reach are refused: each one that is tried in vain costs the
-#: members about ten seconds.
+#: How long newcomers from a node that members did not reach are refused: each newcomer that members cannot reach costs
+#: them about ten seconds.
 _REFUSE_SECONDS = 60.0
 #: Seconds that members may take to leave a generation after the first one has: a step, a callback, or a save.
 _LEAVE_SECONDS = 300.0
-#: Bytes of a worker's line; the longest is a run's result.
+#: The most bytes of a worker's line; the longest line is a run's result.
 _LINE_BYTES = 1 << 24
-#: Bytes of a heartbeat's line at most.
+#: The most bytes of a heartbeat's line.
 _BEATS_BYTES = 1
-#: Bytes that are read of who has not proved who it is.
+#: The most bytes that are read from a connection that has not proved that it belongs to the run.
 _GREETING_BYTES = 1 << 12
-#: Seconds until the next connection is accepted where this process can open no further file.
+#: Seconds until the next connection is accepted if this process cannot open another file.
 _FULL_SECONDS = 0.5
 
 
@@ -61,10 +61,10 @@ class ArbiterServer:
 
     Args:
         host: address of this machine at which workers reach it.
-        silent_seconds: how long a worker may give no sign of life before it counts as lost.
-        all_silent_seconds: the same for the members of a generation, where none of them gives one.
+        silent_seconds: how long a worker may be silent before it counts as lost.
+        all_silent_seconds: the same for the members of a generation if all of them are silent.
         leave_seconds: how long members may take to leave a generation after the first one has.
-        most: workers of a group.
+        most: the most workers in a group.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class ArbiterServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Close all connections with workers. May be called again."""
+        """Close all connections to workers. May be called again."""
         while self._loop is None and self._thread.is_alive():
             self._thread.join(0.01)  # it is just starting
         if self._loop is not None and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
                 self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
@@ -102,11 +102,11 @@ class ArbiterServer:
         polling = asyncio.create_task(self._poll())
         await self._end.wait()
         polling.cancel()
-        self._workers.clear()  # nobody is lost now
+        self._workers.clear()  # so that connections that close now do not count as lost workers
         await door.close()
 
     def _greet(self, connection: Connection, line: bytes) -> None:
-        """Let a worker in, or the connection for its heartbeats; raise ValueError for a stranger."""
+        """Accept a worker, or the connection for its heartbeats; raise ValueError for a stranger."""
         greeting = Greeting.of_line(line)
         worker, is_worker = self._workers.get(greeting.name), greeting.role == WORKER
         if is_worker:
@@ -114,7 +114,7 @@ class ArbiterServer:
         elif greeting.role == HEARTBEATS and worker is not None:
             key = worker.key
         else:
-            raise ValueError("it is no worker")
+            raise ValueError("it is not a worker")
         expected = proof(key, greeting.role, greeting.name, connection.challenge)
         if not hmac.compare_digest(greeting.proof.encode(), expected.encode()):
             raise ValueError("it does not know the key")
@@ -177,12 +177,12 @@ class ArbiterServer:
 
 @contextlib.contextmanager
 def arbitrating(config: TrainConfig, gpus: float, shards: int) -> Iterator[ArbiterAddress | None]:
-    """Run an arbiter for the workers of a run until the `with` statement ends. Yields None where the workers of the run
-    cannot meet again: where their sums depend on TensorFlow's cluster, or on who adds.
+    """Run an arbiter for the workers of a run until the `with` statement ends. Yields None if the workers cannot meet
+    again, because their sums depend on TensorFlow's cluster or on which worker adds.
 
     Args:
-        gpus: of each worker.
-        shards: logical shards; a group has no more workers, which would have nothing to do.
+        gpus: GPUs of each worker.
+        shards: number of logical shards. A group has at most as many workers, since others would have nothing to do.
     """
     strategy, compute = config.strategy, config.compute
     meets_again = (
@@ -204,22 +204,22 @@ def arbitrating(config: TrainConfig, gpus: float, shards: int) -> Iterator[Arbit
 
 # -- arbiter connections -----------------------------------------------------------------------------------------------
 #
-# Whoever reaches the arbiter's port can connect with it. Until a connection has proved that it belongs to the run, it
-# is one of a limited number, of which the oldest is closed first; it has some seconds, and a few kilobytes are read of
-# it.
+# Anyone who reaches the arbiter's port can connect to it. A connection must prove within seconds that it belongs to the
+# run, and until then only a few kilobytes are read from it. The number of connections without this proof is limited,
+# and the oldest of them is closed first.
 
 
 class Connection(asyncio.Protocol):
-    """A connection with the arbiter.
+    """A connection to the arbiter.
 
     Args:
-        door: has accepted it.
+        door: the Door that accepted the connection.
         greet: called with the first line; calls `let_in`, or raises ValueError for a stranger.
 
     Attributes:
-        challenge: random; a worker proves with it that it knows the run's secret.
-        key: of this connection, once it was let in.
-        beside: the connection for heartbeats of the same worker.
+        challenge: a random text with which a worker proves that it knows the run's secret.
+        key: the key of this connection, once it was let in.
+        beside: the same worker's connection for heartbeats.
     """
 
     def __init__(self, door: Door, greet: Callable[[Connection, bytes], None]):
@@ -233,13 +233,13 @@ class Connection(asyncio.Protocol):
     def let_in(
         self, hear: Callable[[bytes], None], gone: Callable[[], None], most_bytes: int, key: bytes = b""
     ) -> None:
-        """Accept this connection as one of the run's.
+        """Accept this connection as belonging to the run.
 
         Args:
             hear: called with each further line; raises ValueError for one that cannot be understood.
             gone: called when the connection has ended.
-            most_bytes: of a line.
-            key: seals what is written from now on.
+            most_bytes: the most bytes of a line.
+            key: seals all lines that are written from now on.
         """
         self._hear, self._gone, self._most_bytes, self.key = hear, gone, most_bytes, key
         self._seal = Seal(key, ARBITER) if key else None
@@ -249,7 +249,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(line if self._seal is None else self._seal.sealed(line))
 
     def close(self) -> None:
-        """End the connection once what was written has been sent."""
+        """Close the connection after everything that was written has been sent."""
         self._transport.close()
         if self.beside is not None:
             self.beside.abort()
@@ -295,8 +295,8 @@ class Connection(asyncio.Protocol):
 
 
 class Door:
-    """Accepts connections with the arbiter, which must prove within seconds that they belong to the run; used within
-    asyncio's loop alone."""
+    """Accepts connections to the arbiter, which must prove within seconds that they belong to the run. Use it only
+    inside asyncio's loop."""
 
     def __init__(
         self, listening: socket.socket, greet: Callable[[Connection, bytes], None], seconds: float = CALL_SECONDS
@@ -304,7 +304,7 @@ class Door:
         self._listening, self._greet, self._seconds = listening, greet, seconds
         self._most = most_callers()
         self._loop = asyncio.get_running_loop()
-        #: Connections that have not proved who they are, the oldest first, and what closes them.
+        #: Connections that have not proved that they belong to the run, the oldest first, with timers that close them.
         self._strangers: dict[Connection, asyncio.TimerHandle] = {}
         self._all: set[Connection] = set()
         self._starting: set[asyncio.Task[None]] = set()
@@ -315,10 +315,10 @@ class Door:
         self._loop.add_reader(self._listening, self._accept)
 
     async def close(self) -> None:
-        """Accept no further connection, and end all."""
+        """Stop accepting connections, and close all of them."""
         self._loop.remove_reader(self._listening)
         self._listening.close()
-        for end in (Connection.close, Connection.abort):  # first send what was written, if that needs no waiting
+        for end in (Connection.close, Connection.abort):  # first send what was written, as far as possible at once
             for connection in list(self._all):
                 end(connection)
             await asyncio.sleep(0)
@@ -345,7 +345,7 @@ class Door:
             peer, _ = self._listening.accept()
         except BlockingIOError:
             return
-        except OSError:  # mostly, this process has too many open files
+        except OSError:  # usually, this process has too many open files
             self._make_room()
             return
         close_in_children(peer)

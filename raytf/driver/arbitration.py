@@ -1,7 +1,6 @@
-"""Decides how the arbiter of a run answers messages of workers. Events go in, commands come out; it knows no time and
-no sockets.
+"""Decides how a run's arbiter answers its workers: turns events into commands, without clocks and sockets.
 
-`raytf.driver.arbiter` carries the commands out, and `tests.stress.simulate` tries them in a simulated world.
+`raytf.driver.arbiter` executes the commands, and `tests.stress.simulate` tests them in a simulation.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from raytf.distributed.membership.arbiter_messages import Dismiss, Join, Leave, 
 from raytf.distributed.membership.generations import Generation, Membership, StaleError
 from raytf.driver.supervision.liveness import Silence
 
-#: Why a worker must end that members did not reach.
+#: Why a worker that members did not reach must exit.
 CUT_OFF = "the other workers and this one cannot reach each other, so they continue without it"
 
 
@@ -28,7 +27,7 @@ class Tell(NamedTuple):
 
 
 class HangUp(NamedTuple):
-    """Close the connection with a worker, which counts as lost, whatever it does."""
+    """Close the connection to a worker, which counts as lost from now on."""
 
     name: str
 
@@ -37,23 +36,23 @@ Commands = list[Tell | HangUp]
 
 
 class Arbitration:
-    """Decides which messages the workers of a run get.
+    """Decides which messages the workers of a run get. It measures time in looks, which are calls of `poll`.
 
     Args:
-        silence: of the workers, in looks.
+        silence: finds silent workers, in looks.
         leave_looks: looks during which members may leave a generation after the first one has.
-        most: members of a generation.
+        most: the most members of a generation.
         refuse_looks: looks during which newcomers from a node that members did not reach are refused.
     """
 
     def __init__(self, silence: Silence, leave_looks: float, most: int = sys.maxsize, refuse_looks: float = math.inf):
         self._silence, self._leave_looks = silence, leave_looks
         self._membership = Membership(most, refuse_looks)
-        #: Workers that have come and are not lost.
+        #: Workers that have connected and are not lost.
         self._present: set[str] = set()
         #: The result of the run, once it is over.
         self._result: Any = None
-        #: The number of a generation that some members have left and others have not, and looks since then.
+        #: The number of a generation that only some members have left, and the looks since then.
         self._slow = (0, 0)
 
     def greeting(self) -> dict[str, Any]:
@@ -61,17 +60,17 @@ class Arbitration:
         return {"running": self._membership.generation is not None, "over": self._result}
 
     def come(self, name: str) -> None:
-        """Take note that a worker has connected."""
+        """Record that a worker has connected."""
         self._present.add(name)
         self._silence.hear(name)
 
     def hear_beat(self, name: str) -> None:
-        """Take a heartbeat of a worker."""
+        """Record a heartbeat of a worker."""
         if name in self._present:
             self._silence.hear(name)
 
     def hear(self, name: str, message: Join | Leave | Dismiss | Want | Over) -> Commands:
-        """Take a message of a worker, and return what to do about it."""
+        """Handle a message from a worker, and return the commands that follow."""
         if name not in self._present:
             return []  # it counts as lost
         self._silence.hear(name)
@@ -97,14 +96,14 @@ class Arbitration:
                 return self._tell(self._membership.joining, {"over": self._result})
 
     def lose(self, name: str) -> Commands:
-        """Take note that the connection with a worker has ended, and return what to do about it."""
+        """Record that the connection to a worker has closed, and return the commands that follow."""
         if name not in self._present:
             return []
         self._forget(name)
         return self._messages_for(self._membership.lose(name))
 
     def poll(self) -> Commands:
-        """Hang up on workers that are silent, or that do not leave their generation."""
+        """Return commands that hang up on workers that are silent, or that did not leave their generation in time."""
         commands: Commands = []
         self._membership.count_look()
         for name in self._silence.poll(self._membership.living):
@@ -119,7 +118,7 @@ class Arbitration:
         return commands
 
     def _messages_for(self, generation: Generation | None) -> Commands:
-        """Return messages about the next generation, if there is one, and about the present one."""
+        """Return messages about the next generation, if there is one, and about the current one."""
         commands: Commands = []
         if generation is not None:
             commands += self._tell(generation.members, {"generation": asdict(generation)})
@@ -128,7 +127,7 @@ class Arbitration:
             for name in generation.unreachable:
                 commands += self._let_go(name)
         present = self._membership.generation
-        # Members of a run that is over hang up one after another, and none of them is lost.
+        # The members of a finished run hang up one after another, which is no loss.
         news = self._membership.news() if self._result is None else []
         if present is not None and news:
             commands += self._tell(present.members, dict.fromkeys(news, present.number))

@@ -1,5 +1,6 @@
-"""Batches that the driver's program makes: a thread makes them, and an actor, the mailbox, hands them to workers by
-their step.
+"""Batches that the driver's program makes.
+
+A thread makes the batches, and an actor, the mailbox, passes them to workers by step.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from raytf.data.streams import Stream, misfit
 from raytf.errors import RaytfError, one_line
 from raytf.training.user.feed_client import FeedClient
 
-#: Bytes of batches that may wait for the workers, and how many batches at the most and at the least.
+#: The most bytes of batches that may wait for the workers, and the largest and smallest number of such batches.
 _AHEAD_BYTES, _AHEAD_MOST, _AHEAD_LEAST = 64 << 20, 32, 3
-#: Seconds in which all of it ends.
+#: Timeout for closing the mailbox, and for the end of the thread, in seconds.
 _END_SECONDS = 2.0
-#: Larger ones are cut into their shards, of which each worker gets only its own. Smaller ones travel together, as many
-#: as are made in this time.
+#: Batches of more bytes are cut into shards, of which each worker gets only its own. Smaller batches are sent together,
+#: as many as are made in this time.
 _WHOLE_BYTES, _TOGETHER_SECONDS = 1 << 20, 0.05
 
 
 @contextlib.contextmanager
 def feeding(stream: Stream, plan: BatchPlan, total: int) -> Iterator[FeedClient]:
-    """Make the batches of a run of `total` steps while the `with` statement lasts. Yields the client of its workers."""
+    """Make the batches of a run of `total` steps while the `with` statement lasts. Yields a client for its workers."""
     size = sum(leaf.nbytes for _, leaf in tree.flatten(stream.peek()))
     ahead = max(_AHEAD_LEAST, min(_AHEAD_MOST, _AHEAD_BYTES // max(1, size)))
     # On the driver's node, where all batches are made.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "scheduling_strategy": here, "max_restarts": -1, "max_task_retries": -1}
-    # Every rank may wait in a call, beside the driver.
+    # Every rank may wait in a call, in addition to the driver.
     mailbox: Any = ray.remote(Mailbox).options(**options, max_concurrency=1000).remote(total, ahead)
     most = max(1, min(ahead, _AHEAD_MOST // 2, _WHOLE_BYTES // max(1, size)))
     making = _Producer(stream, plan, total, most, mailbox)
@@ -51,17 +52,17 @@ def feeding(stream: Stream, plan: BatchPlan, total: int) -> Iterator[FeedClient]
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(mailbox.close.remote(), timeout=_END_SECONDS)
-            producer.join(_END_SECONDS)  # it may be in the program's own code
+            producer.join(_END_SECONDS)  # with a timeout, since it may be in the program's own code
             ray.kill(mailbox)
 
 
 class _Producer:
-    """Brings the batches for which the mailbox asks, at most `most` together."""
+    """Makes the batches that the mailbox requests, at most `most` together."""
 
     def __init__(self, stream: Stream, plan: BatchPlan, total: int, most: int, mailbox: Any):
         self._stream, self._plan, self._total, self._most = stream, plan, total, most
         self._mailbox, self._spec = mailbox, stream.spec()
-        #: Offers that may be asked for again.
+        #: Offers that may be requested again.
         self._kept: list[Offer] = []
 
     def run(self) -> None:
@@ -82,10 +83,10 @@ class _Producer:
                 ray.get(self._mailbox.offer.remote(offer))
 
     def _surely_made(self, start: int) -> Offer:
-        """Make batches. Any error becomes an answer, since workers wait for one."""
+        """Make batches, or an offer that reports the error, since workers wait for an answer."""
         try:
             return self._made(start)
-        except Exception as error:  # such as a store without room
+        except Exception as error:  # such as a full object store
             text = f"{self._stream.name} data: batches from step {start + 1} on cannot be sent to the workers: "
             return Offer(start, [], [], text + one_line(error, 300))
 
@@ -113,8 +114,8 @@ class _Producer:
             return str(error)
         if batch is None:
             return (
-                f"{name} data has ended after {index} of {steps} batches in epoch {epoch + 1}. Ask for as many as "
-                "there are, or make data without end, as with dataset.repeat()."
+                f"{name} data has ended after {index} of {steps} batches in epoch {epoch + 1}. Request no more than "
+                "there are, or make the data endless, for example with dataset.repeat()."
             )
         why = misfit(batch, self._spec)
         if why:
@@ -122,7 +123,7 @@ class _Producer:
         return [np.ascontiguousarray(leaf) for _, leaf in tree.flatten(batch)]
 
     def _put(self, batches: list[list[np.ndarray]]) -> list[Any]:
-        """Store batches, and return references to their leaves, as `Offer` has them."""
+        """Store batches, and return references to their leaves for `Offer.parts`."""
         if sum(leaf.nbytes for leaves in batches for leaf in leaves) <= _WHOLE_BYTES:
             return [ray.put(batches)]
         shards: list[list[list[np.ndarray]]] = [[] for _ in range(self._plan.shards)]
@@ -135,18 +136,18 @@ class _Producer:
 
 # -- mailbox -----------------------------------------------------------------------------------------------------------
 #
-# Its process may be killed. Ray then starts another one under the same handle and sends unanswered calls again; the
-# driver, which has all batches that may be asked for, learns from what is missing what to bring again.
+# Its process may be killed. Ray then starts another one under the same handle and sends unanswered calls again. The
+# driver keeps all batches that may be requested again, and sends those for which workers wait.
 
 
 class Offer(NamedTuple):
-    """Batches of some steps, one after another, in Ray's object store.
+    """Batches of consecutive steps, in Ray's object store.
 
     Attributes:
         start: the first step.
-        rows: records of each batch.
-        parts: a reference to the leaves of each batch, or one for those of each logical shard.
-        failure: why there is no batch of the step after these; empty if there may be one.
+        rows: number of records of each batch.
+        parts: one reference to the leaves of all batches, or a reference for each logical shard to its part of them.
+        failure: why there is no batch for the next step; empty if there may be one.
     """
 
     start: int
@@ -156,7 +157,7 @@ class Offer(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Return the step after the last one that it answers for."""
+        """Return the step after the last step that this offer covers, including a failure."""
         return self.start + len(self.rows) + bool(self.failure)
 
     def has(self, step: int) -> bool:
@@ -164,9 +165,9 @@ class Offer(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """A request of the mailbox to the driver: batches from a step on; None for nothing more.
+    """The mailbox's request to the driver for batches from `step` on; None to stop.
 
-    Batches before the `floor` are asked for again only if a checkpoint turns out to be damaged.
+    Batches before the `floor` are requested again only if a checkpoint turns out to be damaged.
     """
 
     step: int | None
@@ -174,12 +175,12 @@ class Wish(NamedTuple):
 
 
 class Mailbox:
-    """Batches between the driver and the workers, by global step; about `ahead` of them may wait for the workers."""
+    """Passes batches from the driver to the workers, by global step; about `ahead` of them may wait for the workers."""
 
     def __init__(self, total: int, ahead: int):
         self._total, self._ahead = total, ahead
         self._offers: list[Offer] = []
-        #: The step that a worker has asked for last, and steps that somebody waits for.
+        #: The step that a worker has requested last, and the steps that workers wait for.
         self._asked: int | None = None
         self._missing: set[int] = set()
         self._floor = 0
@@ -199,27 +200,27 @@ class Mailbox:
             return offer
 
     async def wish(self, position: int) -> Wish:
-        """Wait until the driver has something to bring, after the steps before `position`, and return that."""
+        """Wait until more batches are needed than those before `position`, and return the request for them."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_closed or self._next(position) is not None)
             return Wish(None if self._is_closed else self._next(position), self._floor)
 
     async def offer(self, offer: Offer) -> None:
-        """Bring batches."""
+        """Add batches from the driver."""
         async with self._changed:
             self._offers = [old for old in self._offers if old.start != offer.start] + [offer]
             self._missing = {step for step in self._missing if not offer.has(step)}
             self._changed.notify_all()
 
     async def saved(self, step: int) -> None:
-        """Drop batches of the steps before a checkpoint that is on storage."""
+        """Drop the batches of steps before a checkpoint that is in storage."""
         async with self._changed:
             self._floor = max(self._floor, step)
             self._offers = [old for old in self._offers if old.stop > self._floor]
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """Have the driver bring nothing more."""
+        """Stop requesting batches from the driver."""
         async with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -74,52 +74,52 @@ def fit(
 ) -> Result:
     """Train a Keras model on Ray workers; resume where an earlier call with the same run name stopped.
 
-    Takes what `keras.Model.fit` takes, and all settings of a run: `fit(model, x, y, workers="1:4", run="a")`. A setting
-    of `config` that is not at its default wins over the arguments, which win over defaults; a line says which argument
-    was overruled.
+    Accepts the arguments of `keras.Model.fit`, and all settings of a run: `fit(model, x, y, workers="1:4", run="a")`. A
+    setting of `config` that differs from its default overrides an argument, and an argument overrides a default. raytf
+    prints a line for each overruled argument.
 
     Args:
-        model: a compiled keras.Model, which travels to the workers with its weights, the state of its optimizer and the
-            classes of the program, and has the trained weights afterwards; or a function without arguments that returns
-            one, which runs on every worker.
-        x: inputs: an array, a nested dict or list of them, a tensor or a table of pandas. Or data with their targets: a
-            Source; a tuple (x, y) or (x, y, sample_weight); a data set with `len()` and `[i]`, see MappingSource; a
-            Ray Dataset, which is written once to `data/` in the run's folder and read from there, see RayDataSource; or
-            batches, which are the batches of the steps: a tf.data.Dataset, a keras.utils.PyDataset or a generator.
+        model: a compiled keras.Model, or a function without arguments that returns one. A model is sent to the workers
+            with its weights, the state of its optimizer and the program's classes, and has the trained weights
+            afterwards. A function runs on every worker.
+        x: inputs: an array, a nested dict or list of arrays, a tensor or a pandas table. Or inputs with targets: a
+            Source; a tuple (x, y) or (x, y, sample_weight); a data set with `len()` and `[i]` (see MappingSource); a
+            Ray Dataset, which is written once to `data/` in the run's folder and read from there (see RayDataSource);
+            or ready-made batches, one per step: a tf.data.Dataset, a keras.utils.PyDataset or a generator.
         y: targets, if they are not in x.
-        batch_size: records of a step, over all workers together. Default: that of `config`; without one, 32 if x has
-            arrays, else 128. Batches have a size of their own, and ignore it, as in Keras.
+        batch_size: records per step, over all workers together. Default: the batch size of `config`; without `config`,
+            32 if x has arrays, else 128. Ready-made batches ignore it, as in Keras.
         epochs: passes over the data.
-        verbose: "auto" or 1 shows a bar on a terminal, a widget in a notebook and lines elsewhere; 0 nothing; any other
-            value, such as 2, a line for each epoch.
-        callbacks: a list of Keras callbacks, or a function that returns one and takes the folder for their files,
-            which ends up as `files/` in the run's folder. They run on rank 0.
-        validation_split: part of the arrays that is held out for validation, the last records; without
+        verbose: "auto" or 1 shows a bar on a terminal, a widget in a notebook and lines elsewhere. 0 shows nothing. Any
+            other value, such as 2, shows a line for each epoch.
+        callbacks: a list of Keras callbacks, or a function that takes the folder for their files and returns such a
+            list. The folder becomes `files/` in the run's folder. Callbacks run on rank 0.
+        validation_split: fraction of the arrays that is held out for validation, the last records; ignored with
             validation_data.
-        validation_data: as x, or a tuple (x, y) or (x, y, sample_weight); evaluated at the end of every
-            `validation_freq` epochs.
-        shuffle: whether each epoch has an order of its own. "batch" keeps the records of each batch together.
+        validation_data: as x, or a tuple (x, y) or (x, y, sample_weight); evaluated at the end of the epochs that
+            `validation_freq` selects.
+        shuffle: whether each epoch has its own order. "batch" keeps the records of each batch together.
         class_weight: weight of each class, by the rules of Keras.
         sample_weight: weight of each record.
         initial_epoch: number of the first epoch, counted from 0; the last one is `epochs` - 1, as in Keras.
-        steps_per_epoch: batches of an epoch, for arrays and batches. The next one continues where it ended; one that
-            comes to the end of the data ends there, as in Keras.
-        validation_steps: batches of the validation data that are evaluated, the first ones; by default all.
-        validation_batch_size: records of the batches that `validation_steps` counts, if the validation data is arrays.
-        validation_freq: epochs between validations, or a list of the epochs (counted from 1) at which it runs.
+        steps_per_epoch: batches per epoch, for arrays and ready-made batches. The next epoch continues where the last
+            one ended. An epoch that reaches the end of the data ends there, as in Keras.
+        validation_steps: number of batches at the start of the validation data to evaluate; by default all.
+        validation_batch_size: records per batch for `validation_steps`, if the validation data is arrays.
+        validation_freq: epochs between validations, or a list of the epochs (counted from 1) at which validation runs.
         train, validation: other names for x and validation_data.
         test: as validation_data; evaluated once at the end.
         config: settings from elsewhere, such as the flags of a command.
         augment: a function ((x, y, sample_weight), seed) -> (x, y, sample_weight) of tensors, called for each
             micro-batch with an int32 seed [2] that is a function of the run's seed, the step and the shard.
-        **settings: of the run, by the names of the flags: docs/reference/settings.md lists them.
+        **settings: settings of the run, by the names of the flags, which docs/reference/settings.md lists.
 
     Returns:
-        What the run produced, also if it had already finished.
+        The result of the run, even if it had already finished.
 
     Raises:
-        RaytfError: says in one line what is wrong and how to fix it.
-        StepsComputed: `raytf replay` or `raytf prove` runs the program, and has what it wants. Uncaught, this
+        RaytfError: something is wrong; the message says in one line what, and how to fix it.
+        StepsComputed: `raytf replay` or `raytf prove` runs the program, and has computed its steps. Uncaught, this
             SystemExit ends the program with code 0.
     """
     call = resolve(FitArguments(**locals()))
@@ -133,7 +133,7 @@ def fit(
 
 @contextlib.contextmanager
 def _next_command_shown(verbose: int) -> Iterator[None]:
-    """Show what to type after an error of a checkpoint in a new run: the same command would start yet another run."""
+    """Show the next command after a checkpoint error in a new run, since the same command would start another run."""
     try:
         yield
     except CheckpointError:
@@ -143,7 +143,7 @@ def _next_command_shown(verbose: int) -> Iterator[None]:
 
 
 def _place_and_run(call: FitCall) -> tuple[Storage, TrainingJob, dict[str, Any]]:
-    """Choose the run's folder, put data there that must be written, and train; returns folder, job and result."""
+    """Choose the run's folder, write data to it if necessary, and train. Return the folder, the job and the result."""
     config, replay, lines = call.config, call.replay, list(call.overruled)
     if not is_connected():
         preflight.cpus_here(config)  # refuses more workers than this machine can hold, before anything is written
@@ -179,11 +179,11 @@ def _place_and_run(call: FitCall) -> tuple[Storage, TrainingJob, dict[str, Any]]
     except WholeBatchError:  # before its first step
         if config.batch.logical_shards is not None:
             raise
-        say("the model takes whole batches, and no parts of them: one worker computes each")
+        say("the model accepts only whole batches: one worker computes each batch")
         return train(config.replace(**_ONE_SHARD))
 
 
-#: Settings with which nothing is divided.
+#: Settings with which batches are not divided.
 _ONE_SHARD: Settings = {"logical_shards": 1, "workers": "1"}
 
 
@@ -205,11 +205,11 @@ class _Driver:
     """Trains a run on Ray.
 
     Attributes:
-        folder: the run's.
-        stream: of the training data, if it has batches.
+        folder: the run's folder.
+        stream: the batches of the training data, if it has batches.
         stored: settings that the run was made with; empty for a new run.
         status_file: shows the progress to programs.
-        tracker: the program's callbacks of trackers.
+        tracker: the program's tracker callbacks, if it has any.
     """
 
     folder: Storage
@@ -220,7 +220,7 @@ class _Driver:
     tracker: CallbackTracker | None
 
     def run(self, job: TrainingJob) -> dict[str, Any]:
-        """Train to the end, unless the run has already finished; returns the contents of `result.json`."""
+        """Train to the end, unless the run has already finished. Return the contents of `result.json`."""
         run, name = self.folder, job.config.run_name
         with notebook.display(job.verbose, job.config.run.verbose) as display:
             display.say(f"run {name} in {run.locate('')}")
@@ -241,7 +241,7 @@ class _Driver:
 
     def _report_finished(self, job: TrainingJob, finished: dict[str, Any], say: Callable[[str], None]) -> None:
         model_dry_run.compare(job, self.sources, model_dry_run.stored(finished) or self.stored, say)
-        if not follow.has_all(job.config, self.folder, self.tracker):  # the start that ended it was killed, or had none
+        if not follow.has_all(job.config, self.folder, self.tracker):  # the last start was killed, or had no trackers
             with follow.tracked(job.config, self.folder, say, self.tracker):
                 pass
         how = identity.beside(job.config)
@@ -251,7 +251,7 @@ class _Driver:
         run, stored = self.folder, self.stored
         command = start_command.of_process(program.of_process(notebook.in_notebook()).path)
         with start_command.recorded(run, command) as is_same:
-            # A model that may be another one is compared: of a run that had finished, or of another command.
+            # Compare the model if it may be another one: the run had finished, or another command started it.
             before = stored if stored and (run.exists(run_log.RESULT) or not is_same) else None
             is_late = has_trained() or job.stop_step is not None or self.stream is not None
             train = None if is_late or (stored and before is None) else self.sources.train
@@ -270,7 +270,7 @@ class _Driver:
     def _train_on_ray(
         self, job: TrainingJob, local: bool, display: Display, lease: Lease, book: RunLedger, rehearsal: Rehearsal
     ) -> dict[str, Any]:
-        """Train on the Ray that this process is connected to, and has started itself if `local`."""
+        """Train on the Ray that this process is connected to; with `local`, this process has started it."""
         run = self.folder
         resources = preflight.check_cluster(job.config, local, lambda line: display.say(job.config.as_typed(line)))
         job = _for_gpus(job, self.sources, resources.get("GPU", 0.0))
@@ -288,7 +288,7 @@ class _Driver:
 
             def leave(why: str) -> None:
                 with contextlib.suppress(ray.exceptions.RayError):
-                    reader.read(1)  # the messages since the last read, such as that of the save
+                    reader.read(1)  # the messages since the last read, such as the one about the save
                 book.note(Driver("ended", outcome="stopped", why=why))
                 book.flush()
                 lease.release()
@@ -310,7 +310,7 @@ class _Driver:
 
     @contextlib.contextmanager
     def _fed(self, job: TrainingJob) -> Iterator[Sources]:
-        """Make batches meanwhile, if the training data are made while the run trains. Yields the sources with them."""
+        """Make batches inside the `with` statement, if the program makes them during training. Yields the sources."""
         if self.stream is None or not isinstance(self.sources.train, LiveBatches):
             yield self.sources
             return
@@ -326,7 +326,7 @@ def _attempt(
     say: Callable[[str], None],
     poll: Callable[[], None],
 ) -> dict[str, Any] | None:
-    """Train with parameter servers or Ray Train, as the strategy asks; errors are for the user."""
+    """Train with parameter servers or Ray Train, as the strategy requires; errors are worded for the user."""
     try:
         if job.config.strategy.has_servers:
             from raytf.driver.supervision.diagnosis import until_done
@@ -343,7 +343,7 @@ def _attempt(
 
 
 def _for_gpus(job: TrainingJob, sources: Sources, gpus: float) -> TrainingJob:
-    """Return the job, with fewer logical shards if it is a new run on GPUs for which the user gave no number."""
+    """Return the job, with fewer logical shards if it is a new run on GPUs and the user set no number of them."""
     config = job.config
     if not gpus or config.batch.logical_shards is not None or config.strategy.has_servers:
         return job

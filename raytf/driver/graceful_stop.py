@@ -1,5 +1,4 @@
-"""Save before the driver ends: on SIGTERM, which `ray job stop` and the end of a pod send, on SIGHUP, which a closed
-terminal sends, and on Ctrl-C."""
+"""Saves before the driver exits on SIGTERM (`ray job stop`, the end of a pod), SIGHUP (a closed terminal) or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from raytf.config import program
 from raytf.training.process.heartbeat_types import Activity
 from raytf.training.process.monitor_client import MonitorClient
 
-#: Seconds that a save may take; the sender of the signal may be less patient: Ray waits 3 s.
+#: Seconds that a save may take. The sender of the signal may wait for less time: Ray waits 3 s.
 SAVE_SECONDS = 120.0
 #: Seconds that a save may take if Ray is lost.
 LOST_SECONDS = 7.5
@@ -29,24 +28,24 @@ _DURABLE_SECONDS = 2.0
 _LOOK_SECONDS = 0.02
 #: Seconds between two checks whether the `with` statement is over.
 _END_SECONDS = 1.0
-#: The signals in words.
-_NAMES = {signal.SIGTERM: "told to stop (SIGTERM)", signal.SIGHUP: "the terminal is gone (SIGHUP)"}
+#: Descriptions of the signals.
+_NAMES = {signal.SIGTERM: "told to stop (SIGTERM)", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
 _INTERRUPTED = "interrupted"
 
 
 @contextlib.contextmanager
 def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
-    """Have the ranks save on SIGTERM, SIGHUP and SIGINT during the `with` statement.
+    """Make the ranks save on SIGTERM, SIGHUP and SIGINT inside the `with` statement.
 
-    Afterwards the first two end the process, and SIGINT raises KeyboardInterrupt. A second signal does not wait for the
-    save. A SIGHUP that is ignored stays ignored.
+    After the save, SIGTERM and SIGHUP end the process, and SIGINT raises KeyboardInterrupt. A second signal does not
+    wait for the save. A SIGHUP that is ignored stays ignored.
 
-    A thread reads signals from a pipe: the main thread waits for Ray, which lets it handle signals only once a second.
-    Outside the main thread nothing is changed.
+    A thread reads signals from a pipe, because the main thread waits for Ray, which lets it handle signals only once a
+    second. Outside the main thread, this function changes nothing.
 
     Args:
-        leave: writes what is left to write and releases the run before the process ends; takes the reason, for the
-            ledger.
+        leave: called before the process exits, with the reason for the ledger; writes remaining records and releases
+            the run.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -79,7 +78,7 @@ def _nothing(number: int, frame: Any) -> None:
 
 
 class _GracefulEnd:
-    """Saves, and ends the process, when a signal asks for it; `over` is set at the end of the `with` statement."""
+    """Saves and ends the process when a signal arrives. `over` is set at the end of the `with` statement."""
 
     def __init__(self, monitor: MonitorClient, say: Callable[[str], None], leave: Callable[[str], None]):
         self._monitor, self._say, self._leave = monitor, say, leave
@@ -95,7 +94,7 @@ class _GracefulEnd:
             raise KeyboardInterrupt
 
     def watch(self, reader: int, others: int) -> None:
-        """Read signals from a pipe until it is closed, and pass them on to another descriptor; -1 for none."""
+        """Read signals from a pipe until it is closed, and copy them to the descriptor `others`, unless it is -1."""
         with open(reader, "rb", buffering=0) as pipe:
             while not self.over.is_set():
                 if not select.select([pipe], [], [], _END_SECONDS)[0]:
@@ -121,7 +120,7 @@ class _GracefulEnd:
     def _end(self, number: int) -> None:
         reason = _NAMES.get(signal.Signals(number), _INTERRUPTED)
         saved: bool | None = False
-        # Whatever goes wrong meanwhile, the process must end.
+        # The process must exit even if something goes wrong here.
         with contextlib.suppress(Exception, SystemExit):
             self._say(
                 f"{reason}: saving first" + ("; Ctrl-C again to leave at once" if number == signal.SIGINT else "")
@@ -132,7 +131,7 @@ class _GracefulEnd:
             step = self._monitor.durable(_DURABLE_SECONDS) if saved else None
         self._is_saved = True
         if self.over.is_set():
-            return  # the run has finished meanwhile, and this process ends anyway
+            return  # the run has finished, and this process exits anyway
         result = "no workers were training" if saved is None else "saved" if saved else "not saved"
         result += f" step {step}" if step else ""
         if number == signal.SIGINT:
@@ -152,8 +151,7 @@ class _GracefulEnd:
 
 
 def saved_before(monitor: MonitorClient, loss: Loss, leave: Callable[[str], None]) -> str:
-    """Have the living ranks save, because something has died that this process needs, and return the outcome for the
-    user."""
+    """Make the living ranks save after a loss that ends this process, and return the outcome in words."""
     saved = loss.is_reachable and save(monitor, LOST_SECONDS)
     outcome = "the workers saved first" if saved else "the workers could no longer save"
     leave(f"{loss.text}, {outcome}")
@@ -163,7 +161,7 @@ def saved_before(monitor: MonitorClient, loss: Loss, leave: Callable[[str], None
 def save(
     monitor: MonitorClient, seconds: float = SAVE_SECONDS, clock: Callable[[], float] = time.monotonic
 ) -> bool | None:
-    """Have the ranks save, wait for that, and return whether they could; None if no workers are training."""
+    """Make the ranks save, wait for the save, and return whether it succeeded; None if no workers are training."""
     deadline = clock() + seconds
 
     def left() -> float:

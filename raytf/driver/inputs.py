@@ -1,5 +1,4 @@
-"""Turn the data that `fit` takes, as Keras or raytf has them, into sources, streams of batches, or data sets that are
-written once."""
+"""Converts the data arguments of `fit` into sources, streams of batches, or data sets that are written once."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from raytf.runs.lease import Lease
 from raytf.storage.storage import Storage
 from raytf.training.job import Sources
 
-#: The size of batches of a run for which nobody has passed one.
+#: The batch size of a run for which none was passed.
 _USUAL = TrainConfig().batch.global_batch_size
-#: Types with `len()` and `[i]` that are a mistake where a data set is expected.
+#: Types with `len()` and `[i]` that are not data sets.
 _NO_DATA_SETS = (str, bytes, dict, list, tuple, set, np.ndarray)
-#: Data of up to this many bytes are recorded if nothing else is said: about as much as is written in some minutes.
+#: Data of up to this many bytes are recorded by default. Writing that many takes some minutes.
 _RECORDED_BYTES = 8 << 30
 
 
@@ -42,13 +41,13 @@ class RunData:
 
     @property
     def stream(self) -> Stream | None:
-        """Return the batches of the training data, if it has batches."""
+        """Return the stream of the training data, if it has batches; otherwise None."""
         train = self.parts["train"]
         return train if isinstance(train, Stream) else None
 
     @classmethod
     def of(cls, train: Any, validation: Any, test: Any) -> RunData:
-        """Make it from the arguments of `fit`; refuse what is not data, and labels that different classes number."""
+        """Create it from arguments of `fit`. Refuse objects that are not data, and sources with different classes."""
         parts = {"train": train, "validation": validation, "test": test}
         parsed: dict[str, Any] = {n: data if is_ray_dataset(data) else source(data, n) for n, data in parts.items()}
         own = [data for data in parsed.values() if getattr(data, "classes", None) is not None]
@@ -59,7 +58,7 @@ class RunData:
     def sources(
         self, run: Storage, pipeline: str = "auto", validation_steps: int | None = None, verbose: int = 1
     ) -> Sources:
-        """Return sources for all parts. What must be written goes below the run's folder, with the run's lease held."""
+        """Return sources for all parts. Data that must be written goes to the run's folder, under the run's lease."""
         parts = dict(self.parts)
         unread = {name: data for name, data in parts.items() if is_ray_dataset(data) or isinstance(data, Stream)}
         if unread:
@@ -77,7 +76,7 @@ class RunData:
 
 
 def source(data: Any, name: str) -> Source | Stream | None:
-    """Return the source for an argument of `fit`, or refuse what is not data."""
+    """Return the source for an argument of `fit`; refuse an object that is not data."""
     if data is None or isinstance(data, Stream) or (hasattr(data, "take") and hasattr(data, "spec")):
         return data
     if isinstance(data, tuple) and 1 <= len(data) <= 3:
@@ -93,19 +92,19 @@ def source(data: Any, name: str) -> Source | Stream | None:
 
 
 def one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
-    """Return the value of two arguments of which at most one may be passed."""
+    """Return the value of whichever of two arguments was passed; refuse a call with both."""
     if value is not None and other_value is not None:
-        raise DataError(f"fit(...) got {name} and {other}, which are the same. Pass one of them.")
+        raise DataError(f"fit(...) got {name} and {other}, which mean the same. Pass only one of them.")
     return value if other_value is None else other_value
 
 
 def is_py_dataset(data: Any) -> bool:
-    """Return whether something is a keras.utils.PyDataset; Keras is not imported to know it."""
+    """Return whether an object is a keras.utils.PyDataset, without importing Keras."""
     return any(kind.__name__ == "PyDataset" and "keras" in kind.__module__ for kind in type(data).__mro__)
 
 
 def are_batches(data: Any) -> bool:
-    """Return whether something yields batches, one after another."""
+    """Return whether an object yields batches, one after another."""
     return is_dataset(data) or is_py_dataset(data) or _is_iterator(data) or _is_loader(data)
 
 
@@ -114,7 +113,7 @@ def _is_iterator(data: Any) -> bool:
 
 
 def _is_loader(data: Any) -> bool:
-    """Return whether `iter` makes an iterator over batches of something, as of a `torch.utils.data.DataLoader`."""
+    """Return whether `iter(data)` iterates over batches, as with a `torch.utils.data.DataLoader`."""
     has_items = hasattr(data, "__getitem__") or isinstance(data, (set, frozenset)) or is_ray_dataset(data)
     return hasattr(data, "__iter__") and not has_items and not _is_iterator(data)
 
@@ -126,11 +125,11 @@ def stream_of(
 
     Args:
         data: the batches.
-        name: of the argument, for people.
-        steps: batches of an epoch, by the program.
+        name: the argument's name, for messages.
+        steps: batches per epoch, if the program sets them.
         config: the run's settings.
         epochs: how often the batches are read.
-        shuffle: whether a PyDataset's batches have another order in each epoch.
+        shuffle: whether a PyDataset's batches have a different order in each epoch.
     """
     seed, asked = config.batch.seed, config.batch.global_batch_size
     is_asked = asked != _USUAL and name == "train"
@@ -145,8 +144,8 @@ def stream_of(
     rows = rows_of(stream)
     if is_asked and rows != asked:
         raise ConfigError(
-            f"--global-batch-size {asked}: {name} data makes batches of {rows} itself. Leave the flag out, or have the "
-            "program make such batches."
+            f"--global-batch-size {asked}: {name} data makes batches of {rows} itself. Leave the flag out, or make "
+            "batches of this size in the program."
         )
     return stream
 
@@ -172,14 +171,14 @@ def training_source(stream: Stream, how: str, folder: Storage, say: Callable[[st
 
     Args:
         stream: the batches.
-        how: --pipeline: auto, record or live.
-        folder: for records.
-        say: takes a line on what was chosen, and why.
+        how: the value of --pipeline: auto, record or live.
+        folder: the folder for records.
+        say: called with a line that says what was chosen, and why.
     """
     if how == "record" and stream.batches is not None:
         raise ConfigError(
-            f"--pipeline record records the batches of one epoch, and a pass of {stream.name} data has "
-            f"{stream.batches} batches where steps_per_epoch is {stream.steps}. Leave the flag or steps_per_epoch out."
+            f"--pipeline record records the batches of one epoch, but a pass over {stream.name} data has "
+            f"{stream.batches} batches and steps_per_epoch is {stream.steps}. Leave out the flag or steps_per_epoch."
         )
     why = _why_live(stream, how)
     if not why:
@@ -193,9 +192,9 @@ def training_source(stream: Stream, how: str, folder: Storage, say: Callable[[st
                 raise ConfigError(f"--pipeline record: {error} Or leave the flag out.") from None
             why = error.why
     if stream.steps is None:
-        say(f"{stream.name} data does not know how many batches it has; they are counted")
+        say(f"{stream.name} data does not report how many batches it has; counting them")
         stream.steps = stream.count()
-    say(f"{stream.name} data: {stream.steps} batches an epoch, made by this program while the run trains, since {why}")
+    say(f"{stream.name} data: {stream.steps} batches per epoch, made by this program while the run trains, since {why}")
     first = [leaf for _, leaf in tree.flatten(stream.peek())]
     return LiveBatches(stream.name, first, stream.spec(), stream.steps, stream.batches)
 
@@ -219,7 +218,7 @@ def _why_live(stream: Stream, how: str) -> str:
 
 
 def evaluation_source(stream: Stream, steps: int | None, folder: Storage, say: Callable[[str], None]) -> Source:
-    """Return a source for validation or a test, which reads its first `steps` batches once, by default all."""
+    """Return a source for validation or test data, which reads its first `steps` batches once; by default all."""
     records = recorded(stream, folder, say, most=steps)
     stream.end()
     return records
@@ -229,8 +228,8 @@ def evaluation_source(stream: Stream, steps: int | None, folder: Storage, say: C
 
 
 def class_weights_of(class_weight: Any, data: Any, spec: tuple[Any, Any, Any]) -> dict[int, float] | None:
-    """Return `class_weight` of a call with plain numbers; refuse it with data (as `streams` returns it, with this spec
-    of a record) with which Keras takes none."""
+    """Return `class_weight` of a call with plain numbers. Refuse it for data with which Keras accepts none; `data` is
+    as `streams` returns it, and `spec` is the spec of a record."""
     weights = class_weights.checked(class_weight)
     if weights is not None:
         is_source = not isinstance(data, (tuple, Stream))  # which Keras does not have
@@ -240,8 +239,8 @@ def class_weights_of(class_weight: Any, data: Any, spec: tuple[Any, Any, Any]) -
 
 
 def is_plain(data: Any) -> bool:
-    """Return whether data are arrays as Keras takes them: one, a dict or a list of them, a tensor, a table of pandas,
-    or what is sparse or ragged."""
+    """Return whether data are arrays as Keras accepts them: an array, a dict or list of arrays, a tensor, a pandas
+    table, or sparse or ragged data."""
     if isinstance(data, (dict, list)) or array_source.is_compressed(data):
         return True
     return isinstance(data, np.ndarray) or (hasattr(data, "shape") and hasattr(data, "__array__"))
@@ -251,22 +250,22 @@ def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = 
     """Return (training data, validation data) of a call, for `RunData.of`.
 
     Args:
-        x, y, sample_weight: as `keras.Model.fit` takes them; anything that raytf takes as training data without y.
-        split: the part of the records that is held out, the last ones, as in Keras.
+        x, y, sample_weight: as in `keras.Model.fit`. Without y, x may be any training data that raytf accepts.
+        split: the fraction of the records that is held out, the last ones, as in Keras.
 
     Raises:
-        DataError: one argument does not go with another one.
+        DataError: two arguments contradict each other.
     """
-    has_targets = y is not None and isinstance(x, tuple)  # so that it is a tuple of inputs
+    has_targets = y is not None and isinstance(x, tuple)  # then x is a tuple of inputs
     if not is_plain(x) and not has_targets:
         if y is not None or sample_weight is not None:
             raise DataError(
-                f"{name} is a {type(x).__name__}, which has its targets and weights in it. Leave out y and "
+                f"{name} is a {type(x).__name__}, which includes its targets and weights. Leave out y and "
                 "sample_weight, or pass arrays."
             )
         if split and not isinstance(x, tuple):
             raise DataError(
-                f"validation_split={split} needs arrays, and {name} is a {type(x).__name__}. Pass validation_data, or "
+                f"validation_split={split} needs arrays, but {name} is a {type(x).__name__}. Pass validation_data, or "
                 "split the data with raytf.hold_out."
             )
     is_whole = isinstance(x, tuple) and not has_targets
@@ -295,8 +294,8 @@ def validation_data(data: Any) -> Any:
 
 
 def as_array(path: str, leaf: Any) -> Any:
-    """Return a tensor, a table of pandas, or a sparse array as rows, and anything else as it is; refuse what Keras does
-    not take for an array, such as a list of numbers."""
+    """Return a tensor, a pandas table or a sparse array as rows, and any other leaf unchanged. Refuse a leaf that Keras
+    does not accept as an array, such as a number from a list."""
     if array_source.is_compressed(leaf):
         return array_source.rows_of(leaf, path)
     if hasattr(leaf, "to_numpy"):
@@ -312,7 +311,7 @@ def as_array(path: str, leaf: Any) -> Any:
 
 
 def _arrays(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return (x, y, sample_weight) with rows for everything that Keras takes as an array."""
+    """Return (x, y, sample_weight) with rows in place of everything that Keras accepts as an array."""
     converted = []
     for name, part in zip(("x", "y", "sample_weight"), parts, strict=False):
         converted.append(tree.unflatten(part, [as_array(path, leaf) for path, leaf in tree.flatten(part, name)]))
@@ -332,17 +331,17 @@ def _refuse_servers(config: TrainConfig, why: str) -> None:
     """Refuse batches with parameter servers."""
     if config.strategy.has_servers:
         raise ConfigError(
-            f"--strategy parameter-server reads records, and {why}. Leave the strategy out, or pass records: arrays "
+            f"--strategy parameter-server reads records, but {why}. Leave the strategy out, or pass records: arrays "
             "or files."
         )
 
 
 def _check_arrays(name: str, steps: int, data: Any) -> None:
-    """Refuse a number of steps of data that are neither arrays nor batches."""
+    """Refuse a number of steps for data that are neither arrays nor batches."""
     if not isinstance(data, tuple) or steps < 1:
         raise DataError(
             f"{name}={steps} with {type(data).__name__}: expected 1 or more, with arrays or batches (a "
-            "tf.data.Dataset, a PyDataset, a generator). Leave it out: an epoch is a pass over all records."
+            "tf.data.Dataset, a PyDataset, a generator). Leave it out to make a pass over all records."
         )
 
 
@@ -356,8 +355,8 @@ def streams(
     validation_batch_size: int | None = None,
     epochs: int = 1,
 ) -> tuple[Any, Any, Any]:
-    """Return (training, validation, test) data, with streams in place of data that give batches, for a call of `fit`
-    that trains so many epochs."""
+    """Return (training, validation, test) data for a call of `fit` that trains `epochs` epochs, with streams in place
+    of data that yield batches."""
     train, validation, test = parts
     if are_batches(train):  # which have a size of their own, so that batch_size is ignored as in Keras
         _refuse_servers(config, f"x is a {type(train).__name__}, which makes batches")
@@ -377,13 +376,13 @@ def streams(
 
 
 def draws_order(shuffle: bool | str) -> bool:
-    """Return whether records are in another order in each epoch. Keras's "batch" has the same records in each batch, in
-    another order within it, which changes nothing."""
+    """Return whether each epoch has its own order of records. Keras's "batch" only reorders the records within each
+    batch, which changes nothing."""
     return bool(shuffle) and shuffle != "batch"
 
 
 def _stream_of_arrays(train: Any, config: TrainConfig, batch_size: int | None, steps: int, draws: bool) -> Any:
-    """Return arrays as batches; or unchanged, where an epoch is a pass over their records."""
+    """Return arrays as batches, or unchanged if an epoch is one pass over their records."""
     _check_arrays("steps_per_epoch", steps, train)
     records, size = _records(train), config.batch.global_batch_size
     if batch_size is None and size == _USUAL:
@@ -395,7 +394,7 @@ def _stream_of_arrays(train: Any, config: TrainConfig, batch_size: int | None, s
 
 
 def _warn_of_short_epochs(stream: Stream, epochs: int) -> None:
-    """Warn as Keras does where an epoch ends before `steps_per_epoch` because a pass over the data ends."""
+    """Warn, as Keras does, if an epoch ends before `steps_per_epoch` because a pass over the data ends."""
     batches, steps = stream.batches, stream.steps
     if batches is not None and steps is not None and batches % steps and epochs >= math.ceil(batches / steps):
         warnings.warn(

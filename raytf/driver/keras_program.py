@@ -1,4 +1,4 @@
-"""A Keras program as it is: while it runs, `keras.Model.fit` trains on workers."""
+"""Runs an unchanged Keras program whose calls of `keras.Model.fit` train on workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from raytf.runs.display import lines_on_stderr
 from raytf.storage.storage import Storage
 from raytf.training.user import program_settings, user_code
 
-#: The size of batches where no flag gives another one.
+#: The batch size unless a flag sets another one.
 _USUAL = TrainConfig().batch.global_batch_size
 
 
@@ -41,14 +41,14 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
     """Run a script as `python SCRIPT ARGS` does, with its training on workers.
 
     Args:
-        script: its file.
-        args: its arguments.
-        config: settings of all of its runs; the name of the run is that of the script if none was given.
+        script: the script's file.
+        args: the script's arguments.
+        config: settings of all runs of the script. Runs are named after the script if `config` has no name.
 
     Raises:
         ConfigError: there is no such file, or the program uses another backend of Keras.
-        RaytfError: any error of `fit`, also where the script does not catch what its own code raised in a worker.
-        Exception: whatever else the script raises.
+        RaytfError: any error of `fit`, including an uncaught exception of the script's own code in a worker.
+        Exception: anything else that the script raises.
     """
     path = Path(script)
     if not path.is_file():
@@ -59,7 +59,7 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
     own_program, is_named, is_new = of_file(script), config.run.run is not None, config.run.new
     config = run_names.named(config, own_program)
     config.check()
-    # GPUs are the workers', and standard output is the program's.
+    # GPUs are reserved for the workers, and standard output for the program.
     with visibility.unseen(), lines_on_stderr(), notebook.display() as display:
         if not step_replay.is_requested():
             Storage(config.storage_uri).preflight()
@@ -76,7 +76,7 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Show what ends the program because it failed on a worker as raytf's error, with the program's lines alone."""
+    """Replace an exception of the program's code on a worker with raytf's error, with the program's lines only."""
     try:
         yield
     except Exception as error:
@@ -89,7 +89,7 @@ def _explained() -> Iterator[None]:
 
 
 def _joined(error: Exception, below: str) -> str:
-    """Return one traceback of the program's lines: those that called `fit`, and those below it that ran in a worker."""
+    """Return one traceback of the program's lines: the lines that called `fit`, then the lines that ran in a worker."""
     package = str(Path(raytf.__file__).parent)
     frames = traceback.extract_tb(error.__traceback__)
     first = max(i for i, frame in enumerate(frames) if frame.filename == "<frozen runpy>") + 1
@@ -100,9 +100,9 @@ def _joined(error: Exception, below: str) -> str:
 
 @contextlib.contextmanager
 def trained_by_workers(config: TrainConfig) -> Iterator[None]:
-    """Have `keras.Model.fit` train on workers during the `with` statement; the n-th call is the run NAME/n.
+    """Make `keras.Model.fit` train on workers inside the `with` statement; the n-th call is the run NAME/n.
 
-    raytf's own lines go to what is standard error now, whatever the program puts in its place.
+    raytf's own lines go to the current standard error, even if the program replaces it later.
     """
     folder, count = Storage(config.storage_uri).child(config.run.name).uri, 0
 
@@ -111,7 +111,7 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
         count += 1
         program_settings.check()
         with _draws_kept():
-            if count == 1:  # one Ray for all calls, which draws when it starts
+            if count == 1:  # one Ray serves all calls; its start draws random numbers
                 with notebook.display() as display:
                     stack.enter_context(connected(step_replay.with_room(config), display.stage))
             return _fit(model, config.of_program(folder, count), own, args, kwargs)
@@ -144,7 +144,7 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
 
 
 def _limit(asked: dict[str, Any]) -> None:
-    """Have the arguments of a `fit` ask for no more than `keras.config` allows, as Keras does."""
+    """Limit the arguments of a `fit` to what `keras.config` allows, as Keras does."""
     for name, most in (("epochs", _keras.max_epochs()), ("steps_per_epoch", _keras.max_steps_per_epoch())):
         if most and (not asked.get(name) or asked[name] > most):
             warnings.warn(f"Limiting {name} to {most}", stacklevel=2)
@@ -153,9 +153,9 @@ def _limit(asked: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _draws_kept() -> Iterator[None]:
-    """Leave Python's and NumPy's generators as they are.
+    """Restore the states of Python's and NumPy's random generators afterwards.
 
-    What the program draws afterwards is then the same whether a `fit` trains or had finished in an earlier start.
+    The program's later random numbers are then the same whether a `fit` trains or had finished in an earlier start.
     """
     python, numpy = random.getstate(), np.random.get_state()
     try:

@@ -1,7 +1,7 @@
-"""Work other than training on the cluster's workers: a function of each part, each part counted once.
+"""Runs work other than training on the cluster's workers: a function of each part, with each part counted once.
 
-Each worker is an actor that computes one part at a time. The result of a part depends on the part alone, never on who
-computes it or how often it was started; so the death of a worker changes when the answer comes, but not a bit of it.
+Each worker is an actor that computes one part at a time. The answer for a part depends on the part alone, never on the
+worker or on how often the part was started. So the death of a worker delays the answer but does not change a bit of it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Answer = TypeVar("Answer")
 
 #: If this many workers die while they compute the same part, the part is the cause.
 LOSSES_OF_A_PART = 5
-#: Workers in a row that end while they start, without a part computed in between.
+#: The work fails if this many workers in a row die while they start, without a part computed in between.
 FRUITLESS_STARTS = 5
 #: Seconds between two lines about the progress.
 _LINE_SECONDS = 5.0
-#: Seconds to wait for an answer at a time.
+#: Timeout of each wait for an answer, in seconds.
 _LOOK_SECONDS = 1.0
 
 
@@ -52,23 +52,23 @@ def on_workers(
 ) -> list[Answer]:
     """Compute `function(part)` for every part on Ray workers.
 
-    A part whose worker or node is lost is computed again by another worker; its answer is taken once. Workers join as
-    the cluster has room for them, up to the number asked for.
+    A part whose worker or node is lost is computed again by another worker; its answer counts once. Workers join as the
+    cluster has room for them, up to the requested number.
 
     Args:
-        function: of the part alone: a seed must be in the part. Runs in the workers' processes; what it needs must be
-            installed there, or be in the job's own file.
-        parts: of the work, a few times as many as workers. Anything that can be pickled.
-        workers: how many, such as 2 or "1:8"; or a WorkerSection, which also has the resources of each.
-        on_answer: called in this process with a part's number and its answer, as answers come.
-        say: takes a line for the user; prints it by default.
+        function: a function of the part alone, so a seed must be in the part. It runs in the workers' processes; the
+            code that it needs must be installed there, or be in the job's own file.
+        parts: the parts of the work, a few times as many as workers. Any objects that can be pickled.
+        workers: the number of workers, such as 2 or "1:8"; or a WorkerSection, which also sets each worker's resources.
+        on_answer: called in this process with a part's number and its answer, as answers arrive.
+        say: called with lines for the user; prints them by default.
 
     Returns:
         The answers, in the order of the parts.
 
     Raises:
-        JobError: the function raised; the work ends at once.
-        RaytfError: says in one line what is wrong and how to fix it.
+        JobError: the function raised an error, which ends the work at once.
+        RaytfError: something is wrong; the message says in one line what, and how to fix it.
     """
     section = workers if isinstance(workers, WorkerSection) else TrainConfig(workers=workers).cluster
     section.check()
@@ -112,7 +112,7 @@ def on_workers(
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """End the work in order on Ctrl-C and SIGTERM, which `ray job stop` sends; Ray's own handler of SIGTERM aborts.
+    """End the work cleanly on Ctrl-C, and on SIGTERM from `ray job stop`, where Ray's own handler would abort.
 
     Raises:
         KeyboardInterrupt, SystemExit: with a message for the user, or the exit code.
@@ -130,7 +130,7 @@ def _interruptible() -> Iterator[None]:
     except KeyboardInterrupt:
         if received:
             raise SystemExit(128 + received[0]) from None
-        raise KeyboardInterrupt("interrupted; the same command begins again.") from None
+        raise KeyboardInterrupt("interrupted; the same command starts over.") from None
     finally:
         if in_main:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
@@ -164,7 +164,7 @@ class _Worker:
 
 @dataclass
 class PartQueue(Generic[Answer]):
-    """The parts that wait, the answers so far, and how many workers ended while they computed a part. No Ray here."""
+    """The parts that wait, the answers so far, and how many workers were lost with each part. Does not use Ray."""
 
     total: int
     waiting: collections.deque[int] = field(default_factory=collections.deque)
@@ -193,12 +193,12 @@ class PartQueue(Generic[Answer]):
         self.answers[number] = answer
 
     def lost(self, number: int, why: str) -> None:
-        """Put the part of a worker that has ended first in the queue, unless this happened to it too often."""
+        """Put the part of a lost worker first in the queue, or raise an error if too many workers were lost with it."""
         self.losses[number] += 1
         if self.losses[number] >= LOSSES_OF_A_PART:
             raise ClusterError(
-                f"part {number} has ended {LOSSES_OF_A_PART} workers, one after another; the last one: {why}. Make "
-                "the parts smaller if memory runs out, or find out what ends the process."
+                f"{LOSSES_OF_A_PART} workers died while they computed part {number}; the last one: {why}. Make the "
+                "parts smaller if memory runs out, or find out what ends the process."
             )
         self.waiting.appendleft(number)
 
@@ -211,10 +211,10 @@ class _WorkerPool:
         self._parts: PartQueue[Any] = PartQueue(len(work))
         self._began = time.monotonic()
         self._fruitless = 0
-        #: Reference that is waited for -> (worker, its name, number of its part; None while it starts).
+        #: Pending reference -> (worker, its name, number of its part or None while it starts).
         self._asked: dict[Any, tuple[Any, int, int | None]] = {}
-        #: The number of parts that each worker has computed, by its name. Without handles: a worker ends with its last
-        #: handle.
+        #: The number of parts that each worker has computed, by its name. Handles as keys would keep idle workers
+        #: alive.
         self._shares: collections.Counter[int] = collections.Counter()
         self._names = itertools.count()
         for _ in range(most):
@@ -260,7 +260,7 @@ class _WorkerPool:
         number = self._parts.take()
         if number is not None:
             self._asked[worker.compute.remote(number, self._work[number])] = worker, name, number
-        # A worker without a part ends here, with its handle: a part that must be computed again gets a new worker.
+        # A worker without a part exits here, with its last handle. A part that is computed again gets a new worker.
 
     def _replace(self, number: int | None, why: str) -> None:
         if number is None:
@@ -278,7 +278,7 @@ class _WorkerPool:
         return (
             f"{self._parts.total} parts in {time.monotonic() - self._began:.1f} s by {len(shares)} "
             f"worker{'s' if len(shares) != 1 else ''} ({', '.join(map(str, shares))})"
-            + (f"; {again} begun again after a worker was lost" if again else "")
+            + (f"; {again} started again after a worker was lost" if again else "")
         )
 
 

@@ -1,9 +1,9 @@
-"""A new run's model, tried with a step in another process while Ray starts: a mistake shows before workers do. The
-model of a run that had finished and is trained further, or whose command has changed, is built there and compared.
+"""Tries a step of a new run's model in another process while Ray starts, to show mistakes before workers start.
 
-On two cores a run without a mistake starts one or two seconds later for it; a busy machine, where it would come too
-late, tries nothing. An error ends the run only where workers would have the same one: on CPUs, and because of mistakes
-in code rather than of what this machine lacks. Settings and data of a finished run are compared in the driver.
+If a finished run is trained further, or a run's command has changed, that process builds the model for a comparison. On
+two cores this delays a run without mistakes by one or two seconds. On a busy machine, where the answer would come too
+late, nothing is tried. An error ends the run only if workers would fail in the same way: on CPUs, and because of a
+mistake in the code, not something that this machine lacks. The driver compares settings and data of a finished run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from raytf.storage.storage import Storage
 from raytf.training import model_probe, run_identity
 from raytf.training.job import Sources, TrainingJob
 
-#: Processes for each CPU from which a machine is busy.
+#: A machine with more processes than this for each CPU is busy.
 _BUSY = 1.5
-#: Keys of a runtime environment that may bring packages, or run before anything else.
+#: Keys of a runtime environment that may install packages, or run code before anything else.
 _PACKAGES = ("pip", "uv", "conda", "container", "image_uri", "worker_process_setup_hook")
 #: Timeout for importing TensorFlow and building the model, on a busy machine.
 _SECONDS = 600
@@ -35,7 +35,7 @@ _ARCHITECTURE = "architecture.json"
 
 
 def is_busy(load: float, cpus: int) -> bool:
-    """Return whether a machine with that load in the last minute would try a model too late."""
+    """Return whether a machine with this load in the last minute would try a model too late."""
     return load > _BUSY * cpus
 
 
@@ -50,21 +50,21 @@ def is_decisive(error: RaytfError, has_more: bool, is_here: bool) -> bool:
     """Return whether workers would fail in the same way as the process that tried.
 
     Args:
-        has_more: workers have what this process does not: GPUs, or an environment of their own.
-        is_here: they run on this machine alone.
+        has_more: whether workers have GPUs or an environment that this process does not have.
+        is_here: whether workers run on this machine alone.
     """
-    if has_more or isinstance(error, (WholeBatchError, ExactnessError)):  # which lead to other settings
+    if has_more or isinstance(error, (WholeBatchError, ExactnessError)):  # these lead to other settings
         return False
     return is_here or not isinstance(error, JobError) or error.is_bug
 
 
 @contextlib.contextmanager
 def rehearsing(job: TrainingJob, train: Source | None, before: Mapping[str, str] | None = None) -> Iterator[Rehearsal]:
-    """Start to try a job's model; the process ends with the `with` statement.
+    """Start to try a job's model, in a process that ends with the `with` statement.
 
     Args:
         train: the training data; None tries nothing.
-        before: the identity of the run in storage, with whose model it is compared instead of being tried.
+        before: the identity of the run in storage; the model is then compared with it instead of being tried.
     """
     if train is None or job.config.strategy.has_servers or is_busy(os.getloadavg()[0], os.cpu_count() or 1):
         yield Rehearsal(None)
@@ -74,7 +74,7 @@ def rehearsing(job: TrainingJob, train: Source | None, before: Mapping[str, str]
 
 
 class Rehearsal:
-    """A model that a process tries; `check` takes the answer, and raises what is wrong with it."""
+    """A model that another process tries; `check` is called with the answer, and raises an error if it is wrong."""
 
     def __init__(
         self, asked: model_probe.ModelProbe | None, check: Callable[[Mapping[str, str]], None] = lambda answer: None
@@ -82,8 +82,7 @@ class Rehearsal:
         self._asked, self._check = asked, check
 
     def poll(self, say: Callable[[str], None], has_more: bool, is_here: bool) -> None:
-        """Show what a worker will say of the model, or raise its error if workers would fail in the same way, too (see
-        `is_decisive`); never waits."""
+        """Show remarks on the model, or raise its error if workers would fail in the same way. Never wait."""
         if self._asked is None:
             return
         try:
@@ -109,13 +108,13 @@ def compare(job: TrainingJob, sources: Sources, before: Mapping[str, str], say: 
     """Refuse the result of a run that had other settings, another model or other data.
 
     Args:
-        job: what is asked for now, not sent to any worker yet.
-        sources: its data.
+        job: the current job, which has not been sent to any worker yet.
+        sources: the job's data.
         before: the identity that the run stored.
-        say: called with a line about what could not be compared.
+        say: called with a line about properties that could not be compared.
 
     Raises:
-        RunMismatchError: names what differs.
+        RunMismatchError: the job differs from the run; the message says where.
         RaytfError: the model cannot be built.
     """
     if not before:
@@ -142,12 +141,12 @@ def check_model(job: TrainingJob, before: Mapping[str, str], described: Mapping[
     """Refuse to train a run further with another model.
 
     Args:
-        job: what is asked for now.
-        before: the identity that the run stored; without a model in it nothing is compared.
-        described: the model now, see `ModelProbe.answer`.
+        job: the current job.
+        before: the identity that the run stored. If it has no model, nothing is compared.
+        described: the description of the current model; see `ModelProbe.answer`.
 
     Raises:
-        RunMismatchError: says where the models differ.
+        RunMismatchError: the models differ; the message says where.
     """
     keys = [key for key in before if key.startswith("model ") and key in described]
     difference = run_identity.resume_mismatch({key: before[key] for key in keys}, {key: described[key] for key in keys})
@@ -186,7 +185,7 @@ def _first_difference(run: Storage, config: str) -> str:
 
 
 def _without_varying_data(before: Mapping[str, str], now: dict[str, str], sources: Sources) -> dict[str, str]:
-    """Drop data that change each time they are read: they cannot be compared."""
+    """Return the current identity without data that change each time they are read, which cannot be compared."""
     kept = dict(now)
     for key, name in run_identity.DATA.items():
         source = getattr(sources, name)
@@ -199,7 +198,7 @@ def describe(job: TrainingJob, train: Source) -> dict[str, str]:
     """Describe the job's model, which another process builds.
 
     Returns:
-        As `ModelProbe.answer`.
+        The description, as in `ModelProbe.answer`.
 
     Raises:
         RaytfError: the function raised, or returned a model that cannot be trained.
@@ -209,7 +208,7 @@ def describe(job: TrainingJob, train: Source) -> dict[str, str]:
             answer = probe.answer(_SECONDS)
     except JobError as error:
         raise JobError(
-            f"this run has finished, and the current model, with which it is compared, cannot be built: {error}",
+            f"this run has finished, but the current model, which must be compared with it, cannot be built: {error}",
             error.traceback,
         ) from None
     return answer or {model_probe.CANNOT: f"the process that builds it took more than {_SECONDS} s"}

@@ -41,15 +41,15 @@ from raytf.training.user import user_code
 
 #: Seconds that a growing cluster may take to show the workers' resources.
 _SETTLE_SECONDS = 10.0
-#: Bytes of memory that one worker with TensorFlow takes at least.
+#: The least memory that one worker with TensorFlow uses, in bytes.
 _WORKER_BYTES = 700 << 20
 #: Most digits of a stored --logical-shards.
 _SHARDS_DIGITS = 9
 #: Keys that `result.json` must contain.
 _OF_RESULT = ("metrics", "weights_sha256")
 _NOTHING_ELSE = (
-    "It says whether the run has finished, and there is no checkpoint to make it again from: restore the file, "
-    "delete it to begin again, or choose another --run name."
+    "It records whether the run has finished, and there is no checkpoint to rebuild it from. Restore the file, "
+    "delete it to start over, or choose another --run name."
 )
 #: Folders that callbacks write to.
 _OF_CALLBACKS = ("files", "tensorboard")
@@ -64,7 +64,7 @@ def finished(
 ) -> dict[str, Any] | None:
     """Return the result of a run that has nothing left to do, or None.
 
-    A result that cannot be read is made again from the newest checkpoint, and refused if there is none.
+    An unreadable result is rebuilt from the newest checkpoint; without a checkpoint, it is an error.
     """
     try:
         result = run_log.read_result(run)
@@ -74,7 +74,7 @@ def finished(
     except DamagedFileError as error:
         if not manifest.list_complete(run):
             raise DamagedFileError(error.file, error.reason, _NOTHING_ELSE) from None
-        say(f"{error} It is made again from the newest checkpoint")
+        say(f"{error} It is rebuilt from the newest checkpoint")
         return None
     if result is None or not (result.get("stopped_early") or result["steps"] >= total_steps):
         return None
@@ -84,7 +84,7 @@ def finished(
 def stored_identity(run: Storage) -> dict[str, str]:
     """Return the settings that the run in storage was made with; empty if it has no checkpoint that can be read."""
     for name in manifest.list_complete(run):
-        with contextlib.suppress(CheckpointError):  # a resume also takes the next one then
+        with contextlib.suppress(CheckpointError):  # a resume then also tries the next checkpoint
             document = CheckpointDocument.parse(manifest.read(run, name)["document"])
             if "identity" not in document.missing:
                 return document.identity
@@ -92,15 +92,14 @@ def stored_identity(run: Storage) -> dict[str, str]:
 
 
 def check_folder(run: Storage) -> None:
-    """Refuse a run's folder in which a file lies where raytf writes a folder, the other way round, a link that leads
-    out of it, or a folder in which this process may not write: a save or the final result would fail, or another run
-    would be written to."""
+    """Refuse a run's folder in which a save or the final result would fail, or would be written to another run: it has
+    a file in place of a folder or the reverse, a link that leads out of it, or a part that is not writable."""
     if not run.is_local or not os.path.isdir(run.root):
         return
     for name in run_folder.FOLDERS:
         path = os.path.join(run.root, name)
         if os.path.islink(path):
-            raise DamagedFileError(path, "it is a link, and raytf writes into a run's own folder alone", _MOVE)
+            raise DamagedFileError(path, "it is a link, but raytf writes only into a run's own folder", _MOVE)
         if os.path.lexists(path) and not os.path.isdir(path):
             raise DamagedFileError(path, "there is a file where a folder is expected", _REMOVE)
     for name in run_folder.FILES:
@@ -125,21 +124,21 @@ def stored_shards(identity: dict[str, str]) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) <= _SHARDS_DIGITS):
         raise CheckpointError(
             f"the newest checkpoint was made with --logical-shards {text[:20]!r}, which is not a number: its manifest "
-            "was not written by raytf. Choose another --run name to begin again."
+            "was not written by raytf. Choose another --run name to start over."
         )
     return int(text)
 
 
 def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
-    """Refuse to resume with parameter servers a run without them or the other way round, or asynchronously a run whose
-    gradients were aggregated. Synchronous strategies learn the same and may replace each other."""
+    """Refuse to resume a run with parameter servers if it had none, or the reverse, or asynchronously if its gradients
+    were aggregated. Synchronous strategies learn the same and may replace each other."""
     now = strategy_identity(config)
     was = {key: before[key] for key in OF_STRATEGY if key in before}
     if not before or was == now:
         return
     raise RunMismatchError(
-        f"run {config.run_name!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
-        "learn differently, so one cannot continue the other's steps: pass the strategy as it was. " + beside(config)
+        f"run {config.run_name!r} in storage was made with {_named(was)}, but this command has {_named(now)}. They "
+        "learn differently, so one cannot continue the other's steps. Use the same strategy. " + beside(config)
     )
 
 
@@ -184,8 +183,8 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
     """Return the resources of each worker, such as {"CPU": 1.0}; refuse what the cluster can never provide.
 
     Args:
-        local: Ray was started on this machine for the run.
-        say: takes a line for the user.
+        local: whether Ray was started on this machine for the run.
+        say: called with lines for the user.
     """
     have, most, is_known = _when_settled(config, local)
     strategy, cluster = config.strategy, config.cluster
@@ -259,7 +258,7 @@ def why_on_cpus(wanted: int, fits: int, of_all_kinds: int, each: float) -> str:
     """
     if of_all_kinds >= wanted:
         return (
-            f"of several kinds, too few of one for {wanted} workers: training on CPUs; --mixed-gpus takes them all, "
+            f"of several kinds, too few of one for {wanted} workers: training on CPUs; --mixed-gpus uses them all, "
             f"--workers {fits or 1} those of one kind"
         )
     if each <= 1:
@@ -268,8 +267,8 @@ def why_on_cpus(wanted: int, fits: int, of_all_kinds: int, each: float) -> str:
 
 
 def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], dict[str, float] | None, bool]:
-    """Wait until the cluster has enough or had time to settle. Return its resources, those of the nodes that an
-    autoscaler may add (None if not known), and whether these are the limit."""
+    """Wait until the cluster has enough resources or had time to settle. Return its resources, the most that an
+    autoscaler may add of each (None if unknown), and whether these are the limit."""
     wanted, uses_gpu = config.worker_range[0], bool(config.cluster.use_gpu)
     need = resources.resources(config.strategy, config.cluster, uses_gpu, [])
     begin = time.monotonic()
@@ -285,17 +284,17 @@ def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], d
 
 
 def _age() -> float:
-    """Return seconds since the head started, by the clocks of two machines; infinity if that is not known."""
+    """Return the seconds since the head started, by the clocks of both machines; infinity if unknown."""
     starts = state.head_starts(ray.get_runtime_context().gcs_address)
     return max(0.0, time.time() - max(starts)) if starts else float("inf")
 
 
 def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int, mixed: bool = True) -> int:
-    """Return how many workers fit on the nodes, now or once nodes with `most` were added, beside some helpers.
+    """Return how many workers fit on the nodes in addition to helpers, now or after `most` was added.
 
     Args:
-        helpers: processes for parameter servers and coordinator.
-        mixed: the workers' nodes may have GPUs of several kinds.
+        helpers: number of processes for parameter servers and coordinator.
+        mixed: whether the workers' nodes may have GPUs of several kinds.
     """
     nodes = _alive()
     if need.get("GPU") and not mixed:
@@ -308,7 +307,7 @@ def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int, m
 
 
 def of_one_kind(nodes: list[dict[str, float]], need: dict[str, float]) -> list[dict[str, float]]:
-    """Return the nodes with the kind of GPU on which most workers fit."""
+    """Return the nodes with the kind of GPU on which the most workers fit."""
     of = {str(i): kinds.of_node({"Resources": node}) for i, node in enumerate(nodes)}
     kind = kinds.one_kind(of, lambda some: sum(fitting(nodes[int(i)], need) for i in some))
     return [node for i, node in enumerate(nodes) if of[str(i)] == kind]
@@ -326,7 +325,7 @@ def _alive() -> list[dict[str, float]]:
 def check_arguments(
     config: TrainConfig, own: precision.Precision, model: Any, train: Any, validation: Any, validation_freq: Any
 ) -> None:
-    """Refuse wrong settings and arguments before anything is touched."""
+    """Refuse wrong settings and arguments before anything is changed."""
     config.check()
     trackers.check(config.run.track)
     chosen = precision.choose(config.compute.mixed_precision, own)
@@ -353,8 +352,8 @@ def check_arguments(
         raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before fit.")
     if config.strategy.has_servers:
         raise ModelError(
-            "--strategy parameter-server makes variables in pieces on servers, which an object cannot bring. Pass a "
-            "function that returns the model, or leave the strategy out."
+            "--strategy parameter-server creates variables in pieces on its servers, which a ready-made model does not "
+            "allow. Pass a function that returns the model, or leave the strategy out."
         )
 
 
@@ -366,17 +365,17 @@ def check_job_can_be_sent(job: TrainingJob, say: Callable[[str], None]) -> None:
         _check_callbacks(job.code.get().callbacks)
         raise ConfigError(
             f"the job cannot be sent to the workers: {type(error).__name__}: {error}. Create what cannot be pickled "
-            "(sockets, data sets of TensorFlow that have no end) inside the model or callbacks function."
+            "(sockets, endless TensorFlow data sets) inside the model or callbacks function."
         ) from error
     for kind in job.code.left_behind:
         say(f"{kind} stays in this process: a callback or layer that uses it in a worker fails there")
 
 
 def _check_callbacks(callbacks: Any) -> None:
-    """Refuse callbacks that hold something that cannot be sent, and say where it is."""
+    """Refuse callbacks that hold an object that cannot be sent, and name it in the error."""
     if not callbacks or callable(callbacks):
         return
-    from raytf.training.user import object_graph  # it imports TensorFlow, which the callbacks have done already
+    from raytf.training.user import object_graph  # imports TensorFlow, which the callbacks have done already
 
     for label, value in object_graph.leaves(callbacks):
         try:

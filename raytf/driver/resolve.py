@@ -1,4 +1,4 @@
-"""Resolve the arguments of `fit`: settings and data in raytf's own types, checked, and the job that they make.
+"""Converts the arguments of `fit` into a job, after checking them and converting them to raytf's own types.
 
 Nothing here writes, reads storage or starts a process.
 """
@@ -33,11 +33,11 @@ from raytf.training.process.monitor_client import MonitorClient
 from raytf.training.user import program_settings
 from raytf.training.user.user_code import Parcel
 
-#: Records of a step where neither the call nor a flag says so, as in Keras.
+#: Records per step if neither the call nor a flag sets them, as in Keras.
 KERAS_BATCH_SIZE = 32
-#: Argument of Keras -> the setting that it is.
+#: Keras's argument -> the name of raytf's setting.
 _SETTINGS = {"batch_size": "global_batch_size"}
-#: Settings that say how long a run is: one of them takes the place of the other.
+#: Settings for the length of a run: one of them replaces the other.
 _LENGTHS = ("epochs", "steps")
 
 
@@ -77,9 +77,9 @@ class FitCall:
     Attributes:
         overruled: a line for each argument that a flag has overruled.
         x: the training data, from which class weights get their shape.
-        callbacks, reporting: those that run on rank 0, and those of trackers, which run in the driver.
-        epochs: how many are left to train.
-        precision: what the program has set in Keras.
+        callbacks, reporting: callbacks that run on rank 0, and callbacks of trackers, which run in the driver.
+        epochs: number of epochs left to train.
+        precision: the precision that the program has set in Keras.
         is_named: whether the user named the run.
         replay: the steps to compute again; None to train.
     """
@@ -135,10 +135,10 @@ class FitCall:
 
 
 def resolve(asked: FitArguments) -> FitCall:
-    """Check the arguments of `fit`, and return what they ask for.
+    """Check the arguments of `fit`, and convert them into a call.
 
     Raises:
-        RaytfError: an argument is wrong, or does not go with another one.
+        RaytfError: an argument is wrong, or contradicts another one.
     """
     refuse_unknown(asked.settings, [name for name in vars(asked) if name != "settings"])
     callbacks, reporting = trackers.split(several(asked.callbacks), asked.model)
@@ -172,7 +172,7 @@ def resolve(asked: FitArguments) -> FitCall:
             epochs,
         )
         data = RunData.of(x, validation, test)
-        if data.stream is not None:  # which makes its batches
+        if data.stream is not None:  # a stream sets the batch size itself
             config = config.replace(global_batch_size=inputs.rows_of(data.stream))
             config.check()
         none: dict[str, Any] = dict.fromkeys(
@@ -196,7 +196,7 @@ def resolve(asked: FitArguments) -> FitCall:
 
 
 def refuse_unknown(arguments: Iterable[str], own: Iterable[str]) -> None:
-    """Refuse keyword arguments that are neither `fit`'s own nor settings, and name what was probably meant."""
+    """Refuse keyword arguments that are neither `fit`'s own nor settings, and suggest the closest name."""
     settings = FitSettings.__optional_keys__
     for name in arguments:
         if name in settings:
@@ -212,13 +212,13 @@ def settings(
 ) -> tuple[TrainConfig, list[str]]:
     """Return the settings of a call, and a line for each argument that a flag has overruled.
 
-    A flag that is not at its default wins over an argument of the call, so that a program can be tried with other
-    settings without a change; an argument wins over a default.
+    A flag that differs from its default overrides an argument of the call, so that an unchanged program can be tried
+    with other settings. An argument overrides a default.
 
     Args:
         config: the settings that were passed, if any.
-        arguments: `batch_size`, `epochs` and settings of the call; None where one was not passed.
-        is_keras_call: the data came as Keras takes it, so that Keras's own batch size is the default.
+        arguments: `batch_size`, `epochs` and settings of the call, with None for arguments that were not passed.
+        is_keras_call: whether the data was passed as in Keras, so that Keras's own batch size is the default.
     """
     if config is not None and not isinstance(config, TrainConfig):
         raise ConfigError(
@@ -246,25 +246,25 @@ def settings(
 
 
 def verbosity(verbose: Any) -> int:
-    """Return `verbose` of a call as 0, 1 or 2. Keras takes any value, and shows no bar but for 1 and "auto"."""
+    """Return `verbose` of a call as 0, 1 or 2. Keras accepts any value, and shows a bar only for 1 and "auto"."""
     if not verbose:
         return 0
     return 1 if verbose in ("auto", 1) else 2
 
 
 def epochs_left(initial_epoch: int, config: TrainConfig) -> int:
-    """Return the number of epochs from the first one on; a huge number where a run has a number of steps."""
+    """Return the number of epochs left to train; a huge number if the run's length is set in steps."""
     epochs = None if config.length.steps else config.length.epochs or 1
     if initial_epoch < 0 or (epochs is not None and initial_epoch >= epochs):
         raise DataError(
-            f"initial_epoch is {initial_epoch}, and epochs is {epochs}. Expected 0 or more, and more epochs: they "
-            "count from 0 on, and not from initial_epoch."
+            f"initial_epoch is {initial_epoch}, and epochs is {epochs}. Expected initial_epoch from 0 to below epochs, "
+            "which counts all epochs from 0 on, and not from initial_epoch."
         )
     return sys.maxsize if epochs is None else epochs - initial_epoch
 
 
 def several(callbacks: Any) -> Any:
-    """Return the callbacks of a call as a list, since Keras takes a single one, too; None or a function as it is."""
+    """Return the callbacks of a call as a list, since Keras accepts a single one, too; None or a function unchanged."""
     if callbacks is None or callable(callbacks):
         return callbacks
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]

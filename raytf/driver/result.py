@@ -1,4 +1,4 @@
-"""The result of a finished run, for a program: figures, and the model with its weights."""
+"""The result of a finished run, for a program: its numbers, and the model with its weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raytf.runs.timeline import counted
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob, is_function
 
-#: A shorter run is mostly start.
+#: A shorter run spends most of its time starting.
 _LONG_SECONDS = 300.0
 
 
@@ -27,8 +27,8 @@ class Result:
         path: the run's folder.
         weights_sha256: hash of all weights; see `raytf.checkpoint.variables.weights_sha256` for the order.
         document: all of `result.json`.
-        model: the trained keras.Model, if `fit` got one; else see `load_model`.
-        params: what Keras tells callbacks of the training: `verbose`, `epochs`, and `steps` of an epoch.
+        model: the trained keras.Model, if `fit` got one; otherwise see `load_model`.
+        params: the parameters that Keras passes to callbacks: `verbose`, `epochs`, and `steps` per epoch.
     """
 
     metrics: dict[str, float]
@@ -53,7 +53,7 @@ class Result:
 
     @property
     def history(self) -> dict[str, list[Any]]:
-        """Return the values of each metric, an epoch after the other, as `keras.callbacks.History.history` has them."""
+        """Return the values of each metric, one per epoch, as in `keras.callbacks.History.history`."""
         values: dict[str, list[Any]] = {}
         for entry in self.document["history"]:
             for name, value in entry.items():
@@ -67,13 +67,13 @@ class Result:
         return [entry["epoch"] for entry in self.document["history"]]
 
     def load_model(self, model: Callable[[], Any] | None = None) -> Any:
-        """Return the trained keras.Model, in this process, which imports TensorFlow for it.
+        """Load the trained keras.Model into this process, which imports TensorFlow.
 
-        If Keras cannot rebuild it by itself (a Lambda layer, a class without get_config), it is built by the model
-        function and gets the run's weights.
+        If Keras cannot rebuild the model by itself (a Lambda layer, a class without get_config), the model function
+        builds it, and it gets the run's weights.
 
         Args:
-            model: function that returns the model; by default that of `fit`.
+            model: function that returns the model; by default the function that was passed to `fit`.
 
         Returns:
             The keras.Model.
@@ -90,10 +90,10 @@ class Result:
 
 
 def result_of(run: Storage, document: dict[str, Any], model: Any, callbacks: Any, job: TrainingJob) -> Result:
-    """Return the result of a run, from its `result.json`; objects of the program get the trained state."""
+    """Return the result of a run from its `result.json`, and copy the trained state into the program's objects."""
     figures = document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document
     if job.code.variables():
-        from raytf.training.model import program_variables  # it needs Keras, which is loaded where there are variables
+        from raytf.training.model import program_variables  # needs Keras, which is loaded if there are variables
 
         program_variables.give_back(run, job.code)
     if is_function(model):
@@ -110,8 +110,7 @@ def result_of(run: Storage, document: dict[str, Any], model: Any, callbacks: Any
 
 
 def load_weights(run: str, model: Any) -> Any:
-    """Return a model with a run's weights, in this process: the final weights, or before that those of its newest
-    checkpoint.
+    """Return a model with a run's weights: the final weights, or those of the newest checkpoint of an unfinished run.
 
     Args:
         run: the run's folder, `Result.path`.
@@ -146,7 +145,7 @@ def summary(document: dict[str, Any]) -> str:
 
 
 def _goodput(document: dict[str, Any]) -> str:
-    """Return the share of the time that went into new steps; empty for short runs, which are mostly start."""
+    """Return a text with the share of time spent on new steps; empty for short runs, which mostly start up."""
     is_long = sum(document.get("seconds", {}).values()) >= _LONG_SECONDS
     return f"goodput {document['goodput']:.0%}, " if is_long and "goodput" in document else ""
 
@@ -155,5 +154,5 @@ def _left(export: dict[str, str]) -> str:
     """Return a text that says where the model is, in the most useful form that exists."""
     kind = next((kind for kind in ("saved_model", "keras", "weights") if kind in export), None)
     if kind is None:
-        return "the model is in the last checkpoint alone"
+        return "the model is only in the last checkpoint"
     return f"{'weights' if kind == 'weights' else 'model'} in {export[kind]}"

@@ -1,4 +1,4 @@
-"""Settle which run a program trains: the one that was named, that of the program, or with --new another one."""
+"""Choose the run that a program trains: the run that the user named, the program's own run, or with --new a new run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from raytf.errors import ConfigError, RunMismatchError
 from raytf.runs import run_folder, start_command
 from raytf.storage.storage import Storage
 
-#: Where the runs of a program that calls `model.fit` lie below its name: the first one, which says who started it.
+#: Folder of the first run of a program that calls `model.fit`, below the program's name; it holds the start command.
 FIRST_OF_PROGRAM = "1"
-#: URIs of the runs that this process has started with --new: a job that trains twice has two of them.
+#: URIs of the runs that this process has started with --new; a job that trains twice starts two.
 _STARTED: set[str] = set()
 
 
 def named(config: TrainConfig, program: Program) -> TrainConfig:
-    """Return the settings with the program's name for the run, unless the user named it."""
+    """Return the settings with the run named after the program, unless the user named the run."""
     if config.run.new and step_replay.is_requested():
-        raise ConfigError("--new: steps of an existing run are to be computed again. Pass its name as --run instead.")
+        raise ConfigError("--new cannot recompute steps of an existing run. Pass that run's name as --run instead.")
     return config.replace(run=program.name) if config.run.run is None else config
 
 
@@ -36,14 +36,14 @@ def settled(
     first: str = "",
     started: set[str] = _STARTED,
 ) -> TrainConfig:
-    """Return the settings with the name of a run that the program may train.
+    """Return the settings, naming a run that the program may train.
 
     Args:
-        config: with a name, see `named`.
-        program: this one.
-        is_named: the user named the run; otherwise it must not be another program's.
-        say: takes a line for the user.
-        first: where the first run lies below the name, for the runs of one program.
+        config: settings in which the run has a name; see `named`.
+        program: the program that this process runs.
+        is_named: whether the user named the run. If not, the run must not belong to another program.
+        say: prints a line for the user.
+        first: folder of the first run below the name, for a program with several runs.
         started: the runs that this process has started with --new.
     """
     storage, name = Storage(config.storage_uri), config.run.name
@@ -52,7 +52,7 @@ def settled(
         new, run = ("--new", "--run {}") if config.is_from_flags else ("new=True", "run={!r}")
         before = f"{run.format(name)} and {new}" if is_named else new
         replace_new(before, run.format(free))
-        say(f"{new} starts run {free}; to continue it later, replace {before} by {run.format(free)}")
+        say(f"{new} starts run {free}; to continue it later, replace {before} with {run.format(free)}")
         return config.replace(run=free, new=False)
     if not is_named:
         with config.named_as_typed():
@@ -67,7 +67,7 @@ def settled(
 
 @contextlib.contextmanager
 def unused_removed(config: TrainConfig, is_new: bool) -> Iterator[None]:
-    """Delete the folder of a program's runs, which --new has created, if the program ends and has trained nothing."""
+    """Delete the folder that --new created for a program's runs if the program exits without training."""
     try:
         yield
     finally:
@@ -77,8 +77,7 @@ def unused_removed(config: TrainConfig, is_new: bool) -> Iterator[None]:
 
 
 def conflict(entries: Collection[str], is_program: bool) -> str:
-    """Return what lies in a folder, with these entries, in which a run, or the runs of a program, cannot be kept; empty
-    for none."""
+    """Return a description of the folder's contents that prevent keeping a run (or a program's runs) there, or ""."""
     names = {entry.rstrip("/") for entry in entries}
     if run_folder.SEARCH in names:
         return "a search of `raytf tune`"
@@ -90,7 +89,7 @@ def conflict(entries: Collection[str], is_program: bool) -> str:
 
 
 def candidates(name: str, taken: Collection[str]) -> list[str]:
-    """Return the existing runs that --new has started for a name, or may have, in order: NAME, NAME-2 and so on."""
+    """Return the existing runs that --new may have started for a name, in order: NAME, NAME-2 and so on."""
     number = re.compile(rf"{re.escape(name)}-([2-9]|[1-9]\d+)")
     runs = {1: name} if name in taken else {}
     runs |= {int(match[1]): match[0] for match in map(number.fullmatch, taken) if match}
@@ -122,5 +121,5 @@ def _check_program(storage: Storage, name: str, path: str, first: str) -> None:
     if before is not None and before.is_another_program(path, socket.gethostname()):
         raise RunMismatchError(
             f"run {name!r} in {storage.locate('')} belongs to {before.program}, and this program is {path}. Name this "
-            f"one's run with --run NAME, start {name}-2 with --new, or continue that run with --run {name}."
+            f"program's run with --run NAME, start {name}-2 with --new, or continue that run with --run {name}."
         )

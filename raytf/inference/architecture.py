@@ -1,8 +1,8 @@
-"""The files with which any checkpoint of a run becomes a model again.
+"""The files that turn any checkpoint of a run back into a model.
 
-architecture.json    the model's configuration as Keras serializes it, and what one record looks like
-model.keras          the model at the end of the run, where Keras can save it
-weights.safetensors  its weights by variable
+architecture.json    the model's configuration as Keras serializes it, and the dtypes and shapes of one record
+model.keras          the model at the end of the run, if Keras can save it
+weights.safetensors  the weights at the end of the run, by variable
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from raytf.storage.storage import Storage
 
 FILE, KERAS_FILE, WEIGHTS_FILE = "architecture.json", "model.keras", "weights.safetensors"
 _VERSION = 1
-#: A model of more is not made a second time only to see whether it can be.
+#: A model with more parameters is not built a second time just to check that it can be.
 _MOST_PARAMETERS = 20_000_000
 _LEAF = "__array__"
-#: Nested models make deep configurations.
+#: The greatest depth of a configuration: nested models have deep ones.
 _DEPTH = 400
 _SHAPE = untrusted_json.record(
     {},
@@ -49,7 +49,7 @@ _SHAPE = untrusted_json.record(
         "problem": untrusted_json.text,
     },
 )
-#: Bytes of one record: far more than fits into a step.
+#: The most elements of an array in one record: far more than fit into a step.
 _MOST_ELEMENTS = 2**28
 _DTYPES = {"bool", "bfloat16", "float16", "float32", "float64", "string"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -57,12 +57,12 @@ _DTYPES = {"bool", "bfloat16", "float16", "float32", "float64", "string"} | {
 
 
 def describe(model: keras.Model, x: Any, others: tuple[Any, Any] = (None, None), records: int = 1) -> bytes:
-    """Return the contents of the file, with the reason where Keras cannot serialize the model.
+    """Return the contents of architecture.json: the model's configuration, or why Keras cannot serialize it.
 
     Args:
         x: inputs of one or more records, nested.
-        others: their labels and weights, which metrics and a `train_step` of the model's own need.
-        records: how many there are in a shard, which such a `train_step` needs.
+        others: labels and weights of these records, which metrics and a custom `train_step` need.
+        records: number of records in a shard, which a custom `train_step` needs.
     """
     document: dict[str, Any] = {
         "version": _VERSION,
@@ -70,36 +70,36 @@ def describe(model: keras.Model, x: Any, others: tuple[Any, Any] = (None, None),
         "inputs": _spec(x),
         "records": records,
         "batch": [None if part is None else _spec(part) for part in (x, *others)],
-        # A model of one's own class has the policies of its layers from here alone.
+        # A model of a custom class gets the policies of its layers only from here.
         "precision": dataclasses.asdict(precision.of_process()),
     }
     try:
         return json.dumps({**document, "config": keras.saving.serialize_keras_object(model)}, indent=1).encode()
-    except Exception as error:  # a layer's own get_config may raise whatever it likes
+    except Exception as error:  # a layer's own get_config may raise anything
         return json.dumps({**document, "problem": f"{type(error).__name__}: {one_line(error, 300)}"}, indent=1).encode()
 
 
 def obstacles(model: keras.Model) -> list[str]:
-    """Return what will keep Keras from making the model again, in a line; the weights are not copied."""
+    """Return why Keras cannot rebuild the model, as a list of at most one line. No weights are copied."""
     layer = next((layer for layer in _keras.layers_within(model) if isinstance(layer, keras.layers.Lambda)), None)
     if layer is not None:
         return [
-            f"layer {layer.name!r} is a Lambda, whose Python code keras.saving.load_model does not run. Make it a "
-            "layer of a class with get_config(); Result.load_model() takes the job's model function."
+            f"layer {layer.name!r} is a Lambda, whose Python code keras.saving.load_model does not run. Replace "
+            "it with a layer class that has get_config(), or pass the job's model function to Result.load_model()."
         ]
-    drawn = random.getstate()  # layers that are made draw seeds, of which other ranks know nothing
-    own = {type(layer).__name__: type(layer) for layer in _keras.layers_within(model)}  # also those of a script
+    drawn = random.getstate()  # new layers draw seeds, which other ranks do not draw
+    own = {type(layer).__name__: type(layer) for layer in _keras.layers_within(model)}  # including those of a script
     try:
         config = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
         if model.count_params() <= _MOST_PARAMETERS:
             config.pop("compile_config", None)
             keras.saving.deserialize_keras_object(config, custom_objects=own)
-    except Exception as error:  # a layer's own get_config or from_config may raise whatever it likes
+    except Exception as error:  # a layer's own get_config or from_config may raise anything
         return [
-            f"the model cannot be made again from its configuration, Keras says: {type(error).__name__}: "
+            f"the model cannot be rebuilt from its configuration. Keras reported: {type(error).__name__}: "
             f"{_reason(error, 200)}... "
-            "In its classes, define get_config() with the arguments of their __init__, and register them "
-            "(keras.saving.register_keras_serializable); Result.load_model() takes the job's model function."
+            "In its classes, define get_config() with the arguments of __init__, and register them "
+            "(keras.saving.register_keras_serializable), or pass the job's model function to Result.load_model()."
         ]
     finally:
         random.setstate(drawn)
@@ -107,18 +107,18 @@ def obstacles(model: keras.Model) -> list[str]:
 
 
 def precision_of(run: Storage) -> Precision:
-    """Return the dtypes with which the run's model computes, or Keras's defaults where the run has none."""
+    """Return the precision of the run's model, or Keras's defaults if the run recorded none."""
     return precision.parse(_document(run).get("precision"))
 
 
 def call(model: keras.Model, run: Storage) -> None:
-    """Call a model with one record of zeros like the run's, which builds all of its weights."""
+    """Call a model with one record of zeros, shaped like the run's records, to build all of its weights."""
     document = _document(run)
     if overrides_step(model) and model.compiled and document.get("batch"):
         own_run.build(model, tuple(_zeros(document["batch"], _records(document))))
         return
     if all(layer.built for layer in _keras.layers_within(model)):
-        return  # a call with zeros might not be allowed, as with labels of a loss that is a layer
+        return  # a call with zeros might fail, such as in a layer that computes a loss from labels
     inputs = document.get("inputs")
     if inputs is not None:
         x = _zeros(inputs)
@@ -126,7 +126,7 @@ def call(model: keras.Model, run: Storage) -> None:
 
 
 def build_metrics(model: keras.Model, run: Storage) -> None:
-    """Build the compiled loss and metrics of a model that was called, as Keras's `fit` does before its first step."""
+    """Build the compiled loss and metrics of a built model, as Keras's `fit` does before its first step."""
     if not model.compiled or overrides_step(model):
         return
     batch = _document(run).get("batch")
@@ -144,33 +144,33 @@ def _document(run: Storage) -> dict[str, Any]:
 
 
 def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) -> tuple[keras.Model, Any]:
-    """Return the run's model with meaningless weights, and its optimizer where that keeps averages of the weights.
+    """Return the run's model with arbitrary weights, and its optimizer if that keeps averages of the weights.
 
     Args:
-        run: its folder.
-        modules: names or files of modules that register classes which the model needs.
-        trust: run code that the configuration holds, as of Lambda layers.
+        run: the run's folder.
+        modules: names or files of modules that register classes of the model.
+        trust: run code from the configuration, such as that of Lambda layers.
 
     Raises:
-        ModelError: the run has kept no model that can be made again; it says what to do.
-        DamagedFileError: the file is none that raytf has written.
-        ConfigError: a module cannot be imported.
+        ModelError: the run has no model that can be rebuilt; the message says what to do.
+        DamagedFileError: the file is not as raytf writes it.
+        ConfigError, JobError: a module cannot be imported, or its code raised.
     """
     try:
         document = untrusted_json.read(run, FILE, _SHAPE, untrusted_json.LARGE, _DEPTH)
     except DamagedFileError as error:
-        raise DamagedFileError(error.file, error.reason, "The run's next start writes it again.") from None
+        raise DamagedFileError(error.file, error.reason, "Start the run again to rewrite it.") from None
     if document is None:
         raise ModelError(
-            f"{run.locate(FILE)} is missing: an older raytf started this run. Its next start writes the file."
+            f"{run.locate(FILE)} is missing: an older raytf started this run. Start the run again to write it."
         )
     if document.get("version", 0) > _VERSION:
         raise ModelError(f"{run.locate(FILE)} was written by a newer raytf. Update raytf.")
     if "config" not in document or "inputs" not in document:
         raise ModelError(
-            f"the run's model cannot be made again from its configuration, Keras says: {document.get('problem')}. Give "
-            "its layers a get_config() and register them (keras.saving.register_keras_serializable), or let the run "
-            "finish: its end exports the model as it is."
+            f"the run's model cannot be rebuilt from its configuration. Keras reported: {document.get('problem')}. "
+            "Define get_config() in its layers and register them (keras.saving.register_keras_serializable), or let "
+            "the run finish, which exports the model as it is."
         )
     config = dict(document["config"])
     compiled = config.pop("compile_config", None) or {}
@@ -187,45 +187,45 @@ def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) ->
             model(x, training=False) if takes_training(model) else model(x)
         except DamagedFileError:
             raise
-        except Exception as error:  # of Keras, TensorFlow, or a layer of the job's own
+        except Exception as error:  # from Keras, TensorFlow, or one of the job's layers
             raise ModelError(
-                f"the model cannot be called on a record as {run.locate(FILE)} describes it: {type(error).__name__}: "
+                f"the model cannot be called on the record that {run.locate(FILE)} describes: {type(error).__name__}: "
                 f"{one_line(error, 300)}"
             ) from error
         return model, _averaging(model, optimizer)
 
 
 def _refuse(config: Any, where: str, trust: bool) -> None:
-    """Refuse parts that read files, and untrusted ones that run code of the configuration.
+    """Refuse parts that read files and, without `trust`, parts that run code from the configuration.
 
     Raises:
-        ModelError: says which layer would do what.
+        ModelError: there is such a part; the message says which layer would do what.
     """
     parts = untrusted_model.find(config)
     files, code = [part for part in parts if part.reads_files], [part for part in parts if not part.reads_files]
     if files:
         raise ModelError(
-            f"the model has {files[0].what}{_more(files)}. raytf makes no model that reads files, whatever is trusted "
+            f"the model has {files[0].what}{_more(files)}. raytf loads no model that reads files, even a trusted one "
             f"(the configuration is {where}). {files[0].fix}"
         )
     if code and not trust:
         raise ModelError(
-            f"the model has {code[0].what}{_more(code)}. It would run here, with all that you may do. Pass --trust to "
-            f"run it, only if you trust everybody who can write {where}."
+            f"the model has {code[0].what}{_more(code)}. It would run here with all of your rights. Pass --trust "
+            f"only if you trust everybody who can write {where}."
         )
 
 
 def check_archive(file: str) -> None:
-    """Refuse a file that would read others, or is not a .keras file.
+    """Refuse a file that is not a .keras file, or whose model would read other files.
 
     Raises:
-        DamagedFileError, ModelError: says what is wrong.
+        DamagedFileError, ModelError: the file is refused; the message says why.
     """
     try:
         with zipfile.ZipFile(file) as archive, archive.open("config.json") as member:
             data = member.read(untrusted_json.LARGE + 1)
     except (OSError, KeyError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise DamagedFileError(file, f"it is no .keras file ({one_line(error, 100)})") from error
+        raise DamagedFileError(file, f"it is not a .keras file ({one_line(error, 100)})") from error
     if len(data) > untrusted_json.LARGE:
         raise DamagedFileError(file, "its config.json is too large")
     config = untrusted_json.parse(data, file, untrusted_json.values(untrusted_json.anything), _DEPTH)
@@ -233,16 +233,16 @@ def check_archive(file: str) -> None:
 
 
 def _reason(error: Exception, limit: int) -> str:
-    """Return Keras's reason, which follows the configurations of all enclosing objects."""
+    """Return Keras's reason, without the configurations of all enclosing objects before it."""
     return one_line(str(error).rpartition("Exception encountered:")[2] or error, limit)
 
 
 def _more(parts: list[untrusted_model.UntrustedPart]) -> str:
-    return f" (and {len(parts) - 1} more such)" if len(parts) > 1 else ""
+    return f" (and {len(parts) - 1} more such parts)" if len(parts) > 1 else ""
 
 
 def _deserialize(config: Any, trust: bool) -> Any:
-    names = ", ".join(untrusted_model.foreign(config)[:3])  # Keras takes the configuration apart
+    names = ", ".join(untrusted_model.foreign(config)[:3])  # first, as Keras modifies the configuration
     try:
         return keras.saving.deserialize_keras_object(config, safe_mode=not trust)
     except Exception as error:
@@ -251,18 +251,18 @@ def _deserialize(config: Any, trust: bool) -> Any:
             raise ModelError(f"Keras considers the model unsafe: {reason}") from error
         if "Could not locate" in reason or "registered" in reason:
             raise ModelError(
-                f"the model needs classes or functions of the job's own{f' ({names})' if names else ''}, and raytf "
-                f"imports none because a file names it: {reason} Pass the file that registers them "
+                f"the model needs classes or functions of the job{f' ({names})' if names else ''}, and raytf imports "
+                f"nothing just because a file names it: {reason} Pass the file that registers them "
                 "(keras.saving.register_keras_serializable), as in --module jobs/mine.py."
             ) from error
         raise ModelError(
-            f"the model cannot be made again, Keras {keras.__version__} says: {type(error).__name__}: {reason} Where "
-            "the model has custom classes of the job, pass the file that registers them, as in --module jobs/mine.py."
+            f"the model cannot be rebuilt. Keras {keras.__version__} reported: {type(error).__name__}: {reason} If "
+            "the model has custom classes, pass the file that registers them, as in --module jobs/mine.py."
         ) from error
 
 
 def _averaging(model: keras.Model, optimizer: Any) -> Any:
-    """Return the optimizer, where the weights to use are averages that it keeps."""
+    """Return the optimizer if it keeps averages that are the weights to use, else None."""
     if not optimizer or '"use_ema": true' not in json.dumps(optimizer):
         return None
     try:
@@ -270,7 +270,7 @@ def _averaging(model: keras.Model, optimizer: Any) -> Any:
         built.build(model.trainable_variables)
     except Exception as error:
         raise ModelError(
-            f"the optimizer, which averages weights, cannot be made again: {one_line(error, 300)}"
+            f"the optimizer, which averages the weights, cannot be rebuilt: {one_line(error, 300)}"
         ) from error
     return built
 
@@ -307,7 +307,7 @@ def _spec(x: Any) -> Any:
 
 
 def _zeros(spec: Any, count: int = 1) -> Any:
-    """Return records of zeros, as `_spec` described them."""
+    """Return records of zeros with the dtypes and shapes of a `_spec`."""
     if spec is None:
         return None
     if isinstance(spec, dict) and set(spec) == {_LEAF}:
@@ -328,10 +328,10 @@ def _records(document: dict[str, Any]) -> int:
 
 
 def _leaf(value: Any) -> tuple[str, list[int], int]:
-    """Return dtype and shape of a row of an array, and how many rows a record has.
+    """Return the dtype and shape of one row of an array, and the number of rows in a record.
 
     Raises:
-        DamagedFileError: it describes none, or one that is larger than any record.
+        DamagedFileError: the value describes no array, or one that is larger than any record.
     """
     is_known = isinstance(value, list) and len(value) in (2, 3) and value[0] in _DTYPES
     shape: Any = [*value[1], *value[2:]] if is_known and isinstance(value[1], list) else [None]

@@ -1,6 +1,6 @@
-"""Exports of a trained model: versions for TensorFlow Serving, a .keras file, ONNX.
+"""Exports a trained model: as a version for TensorFlow Serving, a .keras file, or ONNX.
 
-A run exports its model at its end. Any checkpoint can be exported later, also while its run continues.
+A run exports its model at its end. Any checkpoint can be exported later, even while its run continues.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Exported:
     Attributes:
         place: location of the model, as shown to users.
         version: number of the version; None for a file.
-        step: global steps that the weights have seen; None where it is not known.
-        is_new: False where the newest version held these weights already.
+        step: global step of the weights; None if it is unknown.
+        is_new: False if the newest version already held these weights.
     """
 
     place: str
@@ -59,9 +59,9 @@ _SERVING, _FILE = "export for serving", "model.keras"
 
 
 def obstacles(model: keras.Model) -> list[Explained]:
-    """Return what will keep a model from being exported or loaded again, a line each. Nothing is written.
+    """Return one line for each reason why the model cannot be exported or loaded again. Nothing is written.
 
-    Call it before training: at its end it is too late to change the model.
+    Call this before training, while the model can still be changed.
     """
     problems = []
     try:
@@ -70,8 +70,8 @@ def obstacles(model: keras.Model) -> list[Explained]:
     except Exception as error:  # whatever the model's own code raises
         problems.append(
             Explained(
-                f"the model cannot be exported for serving, Keras says: {type(error).__name__}: "
-                f"{one_line(error, 200)}... Give it one input, or a list or dict of them, as keras.Model(inputs, "
+                f"the model cannot be exported for serving. Keras reported: {type(error).__name__}: "
+                f"{one_line(error, 200)}... Give it one input, or a list or dict of inputs, as keras.Model(inputs, "
                 "outputs) does.",
                 _SERVING,
             )
@@ -96,15 +96,15 @@ def export(
     """Export the model at the end of a run: its weights by variable, the next version in `export/` (signature
     `serving_default`), and `model.keras`.
 
-    Where the newest version holds these weights already, as after a run that died at its end, it stays the newest.
+    If the newest version already holds these weights, as after a run that died while exporting, no version is added.
 
     Args:
-        digest: `weights_sha256` of the model, where it is known.
-        say: called with what cannot be written, and what there is in its place.
+        digest: `weights_sha256` of the model, if it is known.
+        say: called with a line for each file that cannot be written, which names the file that replaces it.
 
     Returns:
-        What was written, name -> location: `saved_model` and `keras`, each where the model allows it; `weights` where
-        there is no `keras`, which `load_weights` puts into a model.
+        The locations of the exports, by name: `saved_model` and `keras`, each if the model allows it. Without `keras`,
+        there is `weights`, which `load_weights` loads into a model.
 
     Raises:
         StorageError: storage refuses.
@@ -112,7 +112,7 @@ def export(
     target = run.child(FOLDER)
     notes: dict[str, Any] = {"run": _name(run), "step": step, "weights_sha256": digest or weights_sha256(model)}
     written: dict[str, str] = {}
-    # First, and by variable, whatever a layer saves of itself: `fit` puts these weights into the program's model.
+    # First, and by variable even if a layer saves other values: `fit` loads them into the program's model.
     run.put(WEIGHTS_FILE, _weights_bytes(model))
     try:
         version = _holding(target, notes["weights_sha256"]) or _publish(model, target, notes)
@@ -122,9 +122,9 @@ def export(
     try:
         run.put(KERAS_FILE, _keras_bytes(model))
         written["keras"] = run.locate(KERAS_FILE)
-    except JobError as error:  # it can be served all the same
+    except JobError as error:  # it can still be served
         written["weights"] = run.locate(WEIGHTS_FILE)
-        text = f"there is no {KERAS_FILE}, but {WEIGHTS_FILE} for raytf.load_weights: {one_line(error, 300)}"
+        text = f"no {KERAS_FILE} is written, only {WEIGHTS_FILE} for raytf.load_weights: {one_line(error, 300)}"
         say(Explained(text, _FILE))
     return written
 
@@ -138,34 +138,36 @@ def export_run(
     trust: bool = False,
     say: Callable[[str], None] = print,
 ) -> Exported:
-    """Export the weights of one of a run's checkpoints, or those of its end.
+    """Export the weights of one of a run's checkpoints, or of the run's end.
 
     Args:
         uri: the run's folder.
         to: folder of versions or files; `export/` of the run by default.
         step: `last`, `best` or a number of global steps.
         kind: saved_model, keras or onnx.
-        modules: names or files of modules that register classes which the model needs.
-        trust: run code that the configuration holds, as of Lambda layers.
-        say: called with what is exported.
+        modules: names or files of modules that register classes of the model.
+        trust: run code from the configuration, such as that of Lambda layers.
+        say: called with a line about the weights that are exported.
 
     Raises:
-        ConfigError: there is no such run or checkpoint; it says which there are.
+        ConfigError: there is no such run or checkpoint; the message lists the checkpoints.
         CheckpointError: the checkpoint is damaged.
-        ModelError: the model cannot be made again.
+        ModelError: the model cannot be rebuilt.
         StorageError: storage refuses.
     """
     run = Storage(uri)
     target = run.child(FOLDER) if to is None else Storage(to)
     if to is None and run.is_local and os.path.islink(target.root):
-        raise ConfigError(f"{target.root} is a link, and may lead into another run. Say where to: --to {target.root}.")
+        raise ConfigError(
+            f"{target.root} is a link, which may lead into another run. To export there, pass --to {target.root}."
+        )
     findings = verify.inspect(run)
     result, damaged = attempt(lambda: run_log.read_result(run))
     if damaged is not None:
-        say(f"without the run's end: {damaged}")
+        say(f"ignoring the run's result: {damaged}")
     if not findings and result is None:
         raise ConfigError(
-            f"{run.locate('')} is not a run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs` lists them."
+            f"{run.locate('')} is not a run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs` lists the runs."
         )
     final = result if step == LAST and _is_final(findings, result) else None
     if final is not None and kind == "saved_model":
@@ -195,36 +197,34 @@ def choose(findings: list[CheckpointFinding], step: str) -> CheckpointFinding:
         step: `last`, `best` or a number.
 
     Raises:
-        ConfigError: there is none such.
-        CheckpointError: it is damaged.
+        ConfigError: there is no such checkpoint.
+        CheckpointError: the checkpoint is damaged.
     """
     good = [finding for finding in findings if finding.state is Worth.WHOLE]
     if not good:
-        raise ConfigError("the run has no whole checkpoint yet. `raytf verify RUN` says what it has.")
+        raise ConfigError("the run has no whole checkpoint yet. `raytf verify RUN` lists its checkpoints.")
     if step == LAST:
         return good[0]
     if step == BEST:
         return _best(good)
     steps = ", ".join(str(s) for s in sorted({finding.step for finding in good}))
     if not (step.isascii() and step.isdecimal() and len(step) <= _STEP_DIGITS):
-        raise ConfigError(f"--step {step}: expected a number of steps, last or best. There are checkpoints of {steps}.")
+        raise ConfigError(f"--step {step}: expected a number of steps, last or best. Checkpoints: {steps}.")
     for finding in good:
         if finding.step == int(step):
             return finding
     for finding in findings:
         if finding.step == int(step) and finding.problems:
             raise CheckpointError(
-                f"the checkpoint of step {step} is damaged: {finding.problems[0]}. Whole are {steps}."
+                f"the checkpoint of step {step} is damaged: {finding.problems[0]}. Whole checkpoints: {steps}."
             )
-    raise ConfigError(
-        f"--step {step}: there is no checkpoint of that step. There are those of {steps}; --keep keeps more."
-    )
+    raise ConfigError(f"--step {step}: there is no checkpoint of this step. Checkpoints: {steps}; --keep keeps more.")
 
 
 def _best(good: list[CheckpointFinding]) -> CheckpointFinding:
     kept = next((f.document.best for f in good if f.document.best), None)
     if kept is not None:
-        # The flag decided which values are better; the checkpoint that was kept has this very value.
+        # --keep-best decided which values are better; the checkpoint that it kept has exactly this value.
         value = MetricObjective(kept[0], is_largest=True).value_at
         finding = next((f for f in good if value(f.step, f.document.history) == kept[1]), None)
         if finding is not None:
@@ -237,22 +237,22 @@ def _best(good: list[CheckpointFinding]) -> CheckpointFinding:
     name = goal.best({f.name: goal.value_at(f.step, f.document.history) for f in good})
     if name is None:
         raise ConfigError(
-            f"--step best: no checkpoint is of the end of an epoch, where {goal.metric} is known. Train with "
+            f"--step best: no checkpoint was saved at the end of an epoch, where {goal.metric} is known. Train with "
             "--keep-best METRIC, or pass a number of steps."
         )
     return next(finding for finding in good if finding.name == name)
 
 
 def _is_final(findings: list[CheckpointFinding], result: dict[str, Any] | None) -> bool:
-    """Return whether the run's end is newer than its checkpoints: then it has the weights that callbacks restored."""
+    """Return whether no checkpoint is newer than the run's end, which has the weights that callbacks restored."""
     return result is not None and all(finding.step <= result["steps"] for finding in findings)
 
 
 def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Callable[[str], None]) -> Exported | None:
-    """Copy the version that the run's end exported, which needs no model; return None where it was deleted."""
+    """Copy the version that the run exported at its end, or return None if it was deleted. Needs no model."""
     own, digest, step = run.child(FOLDER), result.get("weights_sha256"), result["steps"]
     exported = versions.whole(versions.inspect(own))
-    # A version without a mark is of an older raytf, which exported only at the end of a run.
+    # A version without a mark is from an older raytf, which exported only at the end of a run.
     source = next((v for v in exported if v.notes.get("weights_sha256", digest) == digest), None)
     if source is None:
         return None
@@ -291,10 +291,10 @@ def _publish(model: keras.Model, target: Storage, notes: dict[str, Any]) -> vers
 
 
 def check_onnx() -> None:
-    """Refuse ONNX where what writes it is not installed.
+    """Refuse ONNX if the packages that write it are not installed.
 
     Raises:
-        ConfigError: it is not; it says what to install.
+        ConfigError: a package is missing; the message says what to install.
     """
     try:
         import onnx  # noqa: F401
@@ -324,10 +324,10 @@ def _written(name: str, write: Callable[[str], None]) -> bytes:
 
 
 def _export(model: keras.Model, path: str, kind: str) -> None:
-    """Have Keras export a model to a path that is not there yet.
+    """Have Keras export a model to a path that does not exist yet.
 
-    Keras numbers inputs without a name as they are made in a process. Here they get the names of their layers, which
-    the configuration holds, so that clients find the same names in every version.
+    Keras numbers unnamed inputs in the order in which a process makes them. Here, they get the names of their layers
+    from the configuration, so that clients find the same names in every version.
     """
     for tensor in getattr(model, "inputs", None) or []:
         made_by = _keras.made_by(tensor)
@@ -339,7 +339,7 @@ def _export(model: keras.Model, path: str, kind: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what Keras's export prints and TensorFlow logs; neither helps a user of raytf."""
+    """Hide the output of Keras's export and the logs of TensorFlow, which do not help a user of raytf."""
     logger = logging.getLogger("tensorflow")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""Runs a model's own `train_step` or `test_step` in a graph, without updating anything.
+"""Runs a model's custom `train_step` or `test_step` in a graph, without updating anything.
 
 The step is the user's code. It reads variables, updates metrics and layers' states, takes gradients and passes them to
-optimizers. In a `keras.StatelessScope`, the values of variables are tensors, by which tapes differentiate, and the
+optimizers. In a `keras.StatelessScope`, the values of variables are tensors that gradient tapes can watch, and the
 caller makes the updates that `apply` would have made.
 """
 
@@ -29,10 +29,10 @@ class Parts(NamedTuple):
 
     Attributes:
         trainable: weights that may have gradients.
-        states: all other variables of the model, without those of its random generators.
+        states: all other variables of the model, except those of random generators and metrics.
         seeds: states of random generators.
-        metrics: variables of metrics; those that nobody resets are the last ones.
-        optimizers: the compiled one first.
+        metrics: variables of metrics; those of metrics that are never reset come last.
+        optimizers: all optimizers, the compiled one first.
     """
 
     trainable: list[keras.Variable]
@@ -51,14 +51,14 @@ def parts_of(model: keras.Model, seeds: list[keras.Variable]) -> Parts:
 
 
 class Held(Exception):
-    """Leaves a step at an update."""
+    """Raised in an update to leave the step."""
 
 
 class OwnScope(keras.StatelessScope):
-    """A stateless scope that knows which variables were changed, and in which some do not change.
+    """A stateless scope that records which variables changed, and ignores updates of pinned ones.
 
     Args:
-        mapping: what variables hold.
+        mapping: the values of variables.
         pinned: variables whose updates are ignored.
     """
 
@@ -74,7 +74,7 @@ class OwnScope(keras.StatelessScope):
             super().add_update(update)
 
     def hold(self, variable: keras.Variable, value: Any) -> None:
-        """Have a variable hold a value, as an optimizer's update would: it then counts as unchanged."""
+        """Set a variable's value, as an optimizer's update would, and count the variable as unchanged."""
         self.changed.pop(id(variable), None)
         super().add_update((variable, value))
 
@@ -91,18 +91,18 @@ def run(
     trainable: Sequence[keras.Variable],
     on_apply: OnApply,
 ) -> dict[str, Any]:
-    """Run a step, and return what it returns, as scalars by name.
+    """Run a step, and return its logs as scalars by name.
 
     Args:
         step: the model's `train_step` or `test_step`.
-        data: a batch, as Keras's own `fit` would give it.
-        seed: [2] int32, of what `tf.random` draws.
-        scope: holds what the step reads, and afterwards what it has changed.
-        trainable: the variables by which tapes may differentiate.
-        on_apply: what to do where an optimizer would update.
+        data: a batch, as Keras's own `fit` would pass it.
+        seed: [2] int32, the seed of `tf.random`.
+        scope: holds the values that the step reads, and afterwards those that it changed.
+        trainable: the variables for which tapes may compute gradients.
+        on_apply: called in place of an optimizer's update.
 
     Raises:
-        Held: from `on_apply`.
+        Held: `on_apply` raised it.
         JobError: the step raised something else.
     """
 
@@ -138,9 +138,9 @@ def run(
 def _as_raised(
     update: Callable[..., None], step: Callable[[Any], Any]
 ) -> tuple[Callable[..., None], Callable[..., Any]]:
-    """Return both functions, so that `step` raises the exception that `update`, which it calls, raised.
+    """Wrap both functions, so that `step` raises the original exception of `update`, which it calls.
 
-    On its way through the user's code, AutoGraph makes another exception of it, and Keras changes its text.
+    In the user's code in between, AutoGraph would replace the exception, and Keras would change its text.
     """
     raised: list[Exception] = []
 
@@ -166,18 +166,18 @@ def _check_unconditional(graph: Any) -> None:
     """Refuse an update in a branch of a condition or in the body of a loop, which are graphs of their own.
 
     Raises:
-        ModelError: names the condition.
+        ModelError: the update is in such a graph; the message names the line.
     """
     inner = tf.compat.v1.get_default_graph()
     if inner is graph:
         return
     kind = "in a loop (tf.while_loop)" if "while" in inner.name else "under a condition (tf.cond)"
     lines = _lines_of_user_code()
-    # The innermost line calls `apply` in the branch; the one outside makes the condition.
+    # The innermost line calls `apply` in the branch; the next line makes the condition.
     place = f" at {lines[1]}" if len(lines) > 1 else ""
     raise ModelError(
         f"train_step calls optimizer.apply {kind}{place}. Expected the same updates in every step, since all "
-        "workers add their gradients up for each of them. To add up the gradients of N batches, call optimizer.apply "
+        "workers sum their gradients for each update. To accumulate the gradients of N batches, call optimizer.apply "
         "in every step without a condition, and compile the model with an optimizer that has "
         "gradient_accumulation_steps=N."
     )
@@ -188,7 +188,7 @@ _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (keras,
 
 
 def _lines_of_user_code() -> list[str]:
-    """Return the lines (FILE:LINE) of the user's code that is being called, the innermost one first."""
+    """Return the lines (FILE:LINE) of the user's code on the call stack, the innermost one first."""
     lines: list[str] = []
     for frame in reversed(traceback.extract_stack()):
         if frame.filename.startswith(_PACKAGE):
@@ -200,7 +200,7 @@ def _lines_of_user_code() -> list[str]:
 
 
 def scalars(logs: Any) -> dict[str, Any]:
-    """Return the scalars in a step's logs by name; nested dicts become flat, as Keras shows them."""
+    """Return the scalars in a step's logs by name, with nested dicts flattened as Keras does."""
     if logs is None:
         return {}
     if not isinstance(logs, Mapping):
@@ -218,7 +218,7 @@ def scalars(logs: Any) -> dict[str, Any]:
     return numbers
 
 
-#: As a model's attribute: names of what its step returns, and the variable with the newest numbers.
+#: Attribute of a model: the names in its step's logs, and the variable with the latest values.
 _LOGS = "_raytf_logs"
 
 
@@ -233,13 +233,13 @@ def overrides_test(model: keras.Model) -> bool:
 
 
 def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
-    """Create all variables of a model with its own step: of its layers and optimizers, and the one for `last_logs`.
+    """Create all variables of a model with a custom step: of layers and optimizers, and the one of `last_logs`.
 
     Args:
         sample: (x, y, sample_weight) of a few records, as tensors.
 
     Raises:
-        JobError: the step raised something.
+        JobError: the step raised an exception.
     """
     updates: list[tuple[Any, list[Any]]] = []
     names: list[str] = []
@@ -264,34 +264,34 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
     for optimizer, updated in updates:
         if not optimizer.built:
             optimizer.build(updated)
-    unique = list(dict.fromkeys(names))  # TensorFlow traces a function that makes variables twice
+    unique = list(dict.fromkeys(names))  # TensorFlow traces a function twice if it makes variables
     numbers = keras.Variable(np.zeros(len(unique), np.float32), trainable=False, name="latest")
     vars(model)[_LOGS] = unique, numbers
     others = [v for optimizer in interception.optimizers_within(model)[1:] for v in optimizer.variables]
     listed = {id(v) for v in model.metrics_variables}
     metrics = [v for metric in interception.metrics_within(model) for v in metric.variables if id(v) not in listed]
     variables.keep(model, [*others, *metrics, numbers])
-    model.built = True  # one without a `call` is not built by anything, and Keras loads weights of built models only
+    model.built = True  # nothing builds a model without a `call`, and Keras loads weights only into built models
 
 
 def last_logs(model: keras.Model) -> tuple[list[str], keras.Variable] | None:
-    """Return the names and a variable [n] with the numbers of a custom step's latest logs; None for Keras's step."""
+    """Return the names and a variable [n] with the values of a custom step's latest logs; None for Keras's step."""
     return vars(model).get(_LOGS)
 
 
 def latest(model: keras.Model) -> keras.Variable:
-    """Return the variable of `last_logs`, of a model that `build` has seen."""
+    """Return the variable of `last_logs`, for a model that `build` has built."""
     return vars(model)[_LOGS][1]
 
 
 def data_of(template: tuple[Any, Any, Any]) -> Any:
-    """Return a batch as `fit` hands it to `train_step`: x alone, or (x, y), or (x, y, sample_weight)."""
+    """Return a batch as `fit` passes it to `train_step`: x alone, or (x, y), or (x, y, sample_weight)."""
     parts = tree.merged(template, lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]))
     return keras.utils.pack_x_y_sample_weight(*parts)
 
 
 def loss_of(logs: Mapping[str, Any]) -> tf.Tensor:
-    """Return a step's loss, or the first of its numbers where none has that name."""
+    """Return a step's loss, or the first value in its logs if none is named `loss`."""
     if not logs:
         return tf.constant(0.0)
     return logs["loss"] if "loss" in logs else next(iter(logs.values()))
@@ -300,13 +300,13 @@ def loss_of(logs: Mapping[str, Any]) -> tf.Tensor:
 def beginning(
     seeds: Sequence[keras.Variable], drawn: tf.Tensor, metrics: Sequence[keras.Variable], before: Sequence[Any]
 ) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """Return what states of random generators and variables of metrics hold when a shard starts.
+    """Return the values of random generators' states and of metrics' variables when a shard starts.
 
     Args:
         seeds: states of the generators.
-        drawn: [S, 2] int32, their values.
+        drawn: [S, 2] int32, the values of `seeds`.
         metrics: variables of metrics.
-        before: their values.
+        before: the values of `metrics`.
     """
     return [
         *((v, tf.cast(drawn[i], v.dtype)) for i, v in enumerate(seeds)),

@@ -25,15 +25,15 @@ class SavedModel:
     """A loaded SavedModel.
 
     Args:
-        folder: with its files.
-        threads: of TensorFlow within an operation; 0 leaves it to TensorFlow. The first model of a process decides.
+        folder: the folder with the model's files.
+        threads: TensorFlow's threads within an operation; 0 for its default. The first model of a process decides.
 
     Attributes:
-        signatures: by name.
-        definition: its signatures as TensorFlow Serving describes them, for JSON.
+        signatures: the signatures by name.
+        definition: the signatures as TensorFlow Serving describes them, for JSON.
 
     Raises:
-        ModelError: it cannot be loaded, or has no signature.
+        ModelError: the model cannot be loaded, or has no signature.
     """
 
     def __init__(self, folder: str, threads: int = 0):
@@ -42,10 +42,10 @@ class SavedModel:
         set_memory(visibility.share())
         try:
             self._model = tf.saved_model.load(folder)
-            # TensorFlow takes the first of them that is there.
+            # TensorFlow reads the first one that exists.
             graph = next(Path(folder, name) for name in GRAPHS if Path(folder, name).exists())
             definitions = _definitions(graph.name, graph.read_bytes())
-        except Exception as error:  # whatever the files of others make TensorFlow raise
+        except Exception as error:  # other people's files may make TensorFlow raise anything
             raise ModelError(f"{folder} cannot be loaded: {type(error).__name__}: {one_line(error, 300)}") from error
         self._functions = dict(self._model.signatures)
         self.signatures = {
@@ -58,24 +58,24 @@ class SavedModel:
             for name, definition in definitions.items()
         }
         if not self.signatures:
-            raise ModelError(f"{folder} has no signature to call. Export it with model.export(), as raytf does.")
+            raise ModelError(f"{folder} has no signature to call. Export the model with model.export(), as raytf does.")
 
     def run(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Call a signature.
 
         Raises:
-            ModelError: the model refuses the tensors.
+            ModelError: the model rejects the tensors.
         """
         spec = self.signatures[signature].inputs
         try:
             tensors = {name: tf.constant(value, tf.as_dtype(spec[name].dtype)) for name, value in inputs.items()}
             outputs = self._functions[signature](**tensors)
         except (tf.errors.OpError, ValueError, TypeError) as error:
-            raise ModelError(f"the model refuses these tensors: {one_line(error, 300)}") from error
+            raise ModelError(f"the model rejects these tensors: {one_line(error, 300)}") from error
         return {name: value.numpy() for name, value in outputs.items()}
 
     def warm_up(self) -> None:
-        """Call the default signature with one record of zeros, so that the first request does not wait for it."""
+        """Call the default signature with one record of zeros, so that the first request is not slow."""
         signature = self.signatures.get(DEFAULT)
         if signature is None or not all(spec.is_batched for spec in signature.inputs.values()):
             return
@@ -88,23 +88,23 @@ class SavedModel:
 
 
 def set_threads(threads: int) -> None:
-    """Set the threads of TensorFlow in this process, where it has not started yet."""
+    """Set the number of TensorFlow's threads in this process, unless TensorFlow has started already."""
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
     except RuntimeError:
-        pass  # it has
+        pass  # TensorFlow has started
 
 
 def signatures_of(name: str, graph: bytes) -> dict[str, Signature]:
     """Return signatures by name, from a `saved_model.pb` or `saved_model.pbtxt` alone.
 
     Raises:
-        ModelError: it is none.
+        ModelError: the file is damaged.
     """
     try:
         return {key: _signature(key, definition) for key, definition in _definitions(name, graph).items()}
-    except Exception as error:  # protobuf has several, and TensorFlow does not take every type
+    except Exception as error:  # protobuf raises several, and TensorFlow rejects some types
         raise ModelError(f"{name} is damaged: {type(error).__name__}: {one_line(error, 300)}") from error
 
 

@@ -1,4 +1,4 @@
-"""Signatures of served models: names, dtypes and shapes of their tensors. Without TensorFlow."""
+"""Signatures of served models: names, dtypes and shapes of their tensors. Does not need TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TensorSpec:
 
     Attributes:
         dtype: a numpy dtype's name; `string` for bytes.
-        shape: of the whole tensor, None for any size; None where not even the rank is known.
+        shape: the shape with the batch dimension, None for a dimension of any size; None if the rank is unknown.
     """
 
     dtype: str
@@ -37,13 +37,13 @@ class TensorSpec:
         )
 
     def text(self) -> str:
-        """Return dtype and shape for users: float32 [?,28,28,1]."""
+        """Return dtype and shape as shown to users: float32 [?,28,28,1]."""
         return f"{self.dtype} {shape_text(self.shape)}"
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A function of a SavedModel. Its method is `tensorflow/serving/predict`, or another of TensorFlow Serving's."""
+    """A function of a SavedModel. Its method is `tensorflow/serving/predict` or another one of TensorFlow Serving."""
 
     name: str
     method: str
@@ -57,13 +57,13 @@ class Signature:
 
 
 def shape_text(shape: tuple[int | None, ...] | None) -> str:
-    """Return a shape for users: [?,28,28,1]."""
+    """Return a shape as shown to users: [?,28,28,1]."""
     if shape is None:
         return "[...]"
     return "[" + ",".join("?" if size is None else str(size) for size in shape) + "]"
 
 
 def records(arrays: Mapping[str, np.ndarray]) -> int | None:
-    """Return the number of records that all arrays have, or None where they differ."""
+    """Return the number of records that all arrays have, or None if the numbers differ."""
     sizes = {array.shape[0] if array.ndim else None for array in arrays.values()}
     return sizes.pop() if len(sizes) == 1 else None

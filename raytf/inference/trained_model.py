@@ -1,4 +1,4 @@
-"""Loads what a run has trained into this process: the whole model, or its weights into the job's own model."""
+"""Loads a run's trained model into this process: the whole model, or its weights into the job's own model."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from raytf.storage.storage import Storage
 
 
 def load(run: Storage, make: Callable[[], keras.Model] | None = None) -> keras.Model:
-    """Return the model as a run left it at its end.
+    """Return the model as it was at the end of a run.
 
     Args:
-        make: the job's model function, for a model that Keras does not make again by itself.
+        make: the job's model function, for a model that Keras cannot load by itself.
 
     Raises:
-        ModelError: the run left none, or it cannot be made again.
+        ModelError: the run has no model, or it cannot be loaded.
     """
-    why = f"the run left no {KERAS_FILE}"
+    why = f"the run wrote no {KERAS_FILE}"
     try:
         with _keras_file(run) as file, with_precision(architecture.precision_of(run)):
             if file is not None:
@@ -41,19 +41,19 @@ def load(run: Storage, make: Callable[[], keras.Model] | None = None) -> keras.M
     if make is not None:
         return load_weights(run, make)
     raise ModelError(
-        f"{run.locate('')} holds no model that Keras makes again by itself: {why}. Pass the function that makes it: "
+        f"{run.locate('')} holds no model that Keras can load by itself: {why}. Pass the function that makes it: "
         "Result.load_model(model), or raytf.load_weights(run, model)."
     )
 
 
 def load_weights(run: Storage, model: keras.Model | Callable[[], keras.Model]) -> keras.Model:
-    """Return a model with the weights that a run ended with, or with the newest checkpoint's where it has not ended.
+    """Return a model with a run's final weights, or those of its newest checkpoint if the run has not ended.
 
     Args:
-        model: with the layers of the run's own, or the function that makes it.
+        model: a model with the same layers as the run's, or the function that makes it.
 
     Raises:
-        ModelError: there are no weights, or they are of another model.
+        ModelError: there are no weights, or they belong to another model.
     """
     with with_precision(architecture.precision_of(run)):
         made = model if isinstance(model, keras.Model) else run_user_code("the model function", model)
@@ -66,15 +66,15 @@ def load_weights(run: Storage, model: keras.Model | Callable[[], keras.Model]) -
 
 
 def give_back(run: Storage, model: keras.Model) -> keras.Model:
-    """Restore weights and the optimizer's state of a run into the model that it was started with.
+    """Restore a run's weights, and the states of its optimizer and metrics, into the model that it started with.
 
     Raises:
-        ModelError: the weights are of another model.
+        ModelError: the weights belong to another model.
     """
     with with_precision(architecture.precision_of(run)), _keras.strategy_scope(model):
-        architecture.call(model, run)  # one that was not built yet has no weights
+        architecture.call(model, run)  # an unbuilt model has no weights
         architecture.build_metrics(model, run)
-        if not model.optimizer.built:  # a LossScaleOptimizer would make its variables again
+        if not model.optimizer.built:  # a LossScaleOptimizer would create its variables again
             model.optimizer.build(model.trainable_variables)
     load_weights(run, model)
     finding = _newest_checkpoint(run)
@@ -88,14 +88,14 @@ def give_back(run: Storage, model: keras.Model) -> keras.Model:
 
 
 def _restore_optimizer(named: dict[str, keras.Variable], tensors: dict[str, Any]) -> None:
-    """Restore the optimizer, not the weights: at the end of a run they may be averages, or the best ones."""
+    """Restore only the optimizer: a run's final weights may be averages or the best ones, not the checkpoint's."""
     parts = ("optimizer/", "own/")
     own = {name: variable for name, variable in named.items() if name.startswith(parts)}
     variables.restore(own, {name: value for name, value in tensors.items() if name.startswith(parts)})
 
 
 def _restore_metrics(named: dict[str, keras.Variable], tensors: dict[str, Any]) -> None:
-    """Assign the state of the metrics, unless Keras makes their variables only when they first see labels."""
+    """Restore the metrics, unless some have no variables yet because Keras creates them at the first labels."""
     own = {name: variable for name, variable in named.items() if name.startswith("metrics/")}
     stored = {name: value for name, value in tensors.items() if name.startswith("metrics/")}
     if {n: tuple(v.shape) for n, v in own.items()} == {n: v.shape for n, v in stored.items()}:
@@ -105,12 +105,12 @@ def _restore_metrics(named: dict[str, keras.Variable], tensors: dict[str, Any]) 
 def _put_weights(model: keras.Model, run: Storage) -> None:
     """Assign a run's weights to a model.
 
-    For a finished run, the weights by variable are tried first, then its .keras file, then its newest checkpoint, until
-    the model has the weights with which the run ended: an older raytf wrote the weights by variable only where Keras
-    could not save the model, and a layer, such as one with LoRA, may save other values than its variables hold.
+    For a finished run, try the weights by variable, then the .keras file, then the newest checkpoint, until the model
+    has the run's final weights. An older raytf wrote the weights by variable only if Keras could not save the model.
+    In a .keras file, a layer (such as one with LoRA) may save other values than its variables hold.
 
     Raises:
-        ModelError: the run has no weights, or they are of another model.
+        ModelError: the run has no weights, or they belong to another model.
     """
     result = run_log.read_result(run)
     wanted = (result or {}).get("weights_sha256")
@@ -127,17 +127,17 @@ def _put_weights(model: keras.Model, run: Storage) -> None:
         is_other = is_other or has_some
     where = run.locate("")
     if error is not None:
-        raise ModelError(f"the weights of {where} are of another model: {one_line(error, 300)}") from error
+        raise ModelError(f"the weights of {where} belong to another model: {one_line(error, 300)}") from error
     if is_other:
         raise ModelError(
-            f"the model with the weights of {where} is not what the run ended with (weights_sha256 {wanted}). "
+            f"with the weights of {where}, this model differs from the run's final one (weights_sha256 {wanted}). "
             "Pass the model function of the job."
         )
-    raise ModelError(f"{where} holds no weights: it has neither an end nor a whole checkpoint.")
+    raise ModelError(f"{where} holds no weights: the run has neither ended nor saved a whole checkpoint.")
 
 
 def _put_variables(model: keras.Model, run: Storage) -> bool:
-    """Assign the weights that the end of a run wrote by variable; return whether there are any."""
+    """Assign the weights that a run wrote by variable at its end; return whether there are any."""
     data = run.get_or_none(WEIGHTS_FILE)
     if data is not None:
         _restore(model, codec.decode(data))
@@ -171,7 +171,7 @@ def _restore(model: keras.Model, tensors: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _keras_file(run: Storage) -> Iterator[str | None]:
-    """Yield the path of a local copy of a run's .keras file, or None where it has none."""
+    """Yield the path of a local copy of a run's .keras file, or None if it has none."""
     data = run.get_or_none(KERAS_FILE)
     if data is None:
         yield None
@@ -184,9 +184,9 @@ def _keras_file(run: Storage) -> Iterator[str | None]:
 
 
 def renamed(tensors: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
-    """Return tensors of model and optimizer by the names that they have here, matched by their places.
+    """Return tensors of the model and its optimizer under their names in this process, matched by position.
 
-    The names of an optimizer's hold names of layers, which may be others than in the process that trained.
+    Names of an optimizer's tensors contain names of layers, which may differ from those in the process that trained.
     """
     here = {_place(name): name for name in wanted}
     parts = {part for part, _ in here}

@@ -1,7 +1,7 @@
-"""Parts of a model's configuration that run code of the file, or read other files, when the model is made from it.
+"""Finds parts of a model's configuration that, when Keras loads it, run code from the file or read other files.
 
-Keras's safe mode refuses most of them and calls all of them unsafe. To decide whether to trust a run, a user must know
-more: the code of a Lambda layer was written by the job's author, but a path is read on the machine that exports.
+Keras's safe mode refuses most of them, and calls all of them unsafe. To decide whether to trust a run, a user needs to
+know more: the job's author wrote the code of a Lambda layer, but a path is read on the machine that exports.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any
 
 #: Layers that take a vocabulary, which may be the path of a file.
 _LOOKUPS = ("StringLookup", "IntegerLookup", "TextVectorization", "IndexLookup")
-#: Class -> the code that runs when it is made. A Lambda layer of a function that has a name holds no code.
+#: Class -> the code that runs when it is created. A Lambda layer of a named function contains no code.
 _CODE = {
     "__lambda__": "Python code",
     "TorchModuleWrapper": "a pickled PyTorch module, which is code",
     "JaxLayer": "functions for JAX",
     "FlaxLayer": "a Flax module and its functions",
 }
-#: Whose functions Keras finds by their names.
+#: Packages whose classes and functions Keras finds by name.
 _KERAS = ("keras", "keras_hub", "keras_cv", "keras_nlp", "builtins")
 
 
 @dataclass(frozen=True)
 class UntrustedPart:
-    """Something in a configuration.
+    """A part of a configuration that runs code or reads files.
 
     Attributes:
-        what: as part of a sentence: which layer, and what it would do.
-        fix: what the job's author can do; empty where it is enough to trust the run.
+        what: the layer and what it would do, as part of a sentence.
+        fix: what the job's author can do; empty if it is enough to trust the run.
     """
 
     what: str
@@ -41,17 +41,17 @@ class UntrustedPart:
 
 
 def find(config: Any) -> list[UntrustedPart]:
-    """Return all such parts, also of wrappers, nested models, losses and initializers, those that read files first.
+    """Return all untrusted parts, also in nested models, wrappers and losses; parts that read files come first.
 
     Args:
-        config: as Keras serializes a model; JSON values.
+        config: a model's configuration as Keras serializes it; JSON values.
     """
     parts = dict.fromkeys(part for value, near in _objects(config) for part in _inspect(value, near))
     return sorted(parts, key=lambda part: not part.reads_files)
 
 
 def foreign(config: Any) -> list[str]:
-    """Return the names of classes and functions that are not Keras's: they must be registered, and are not imported."""
+    """Return the names of classes and functions outside Keras, which must be registered because none is imported."""
     names: dict[str, None] = {}
     for part, _ in _objects(config):
         module = part.get("module")
@@ -62,7 +62,7 @@ def foreign(config: Any) -> list[str]:
 
 
 def _objects(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield each serialized object with its name for users, or that of the nearest enclosing object with a name."""
+    """Yield each serialized object with its name for users, or the name of the nearest enclosing named object."""
     waiting: list[tuple[Any, str]] = [(config, "")]
     while waiting:
         value, near = waiting.pop()
@@ -83,8 +83,8 @@ def _inspect(part: dict[str, Any], near: str) -> Iterator[UntrustedPart]:
     layer = near or f"a {kind}"
     if kind == "TFSMLayer":
         place = f" in {_short(config.get('filepath'))}"
-        fix = "Build that layer from layers of Keras, or let the run finish: its end exports the model as it is."
-        yield UntrustedPart(f"{layer}, which loads a SavedModel{place}, and that is code", fix)
+        fix = "Build that layer from layers of Keras, or let the run finish, which exports the model as it is."
+        yield UntrustedPart(f"{layer}, which loads code from a SavedModel{place}", fix)
     elif kind in _LOOKUPS and isinstance(config.get("vocabulary"), str):
         fix = "Pass the vocabulary to the layer as a list, which is saved with the model."
         yield UntrustedPart(f"{layer}, which reads its vocabulary from the file {_short(config['vocabulary'])}", fix)

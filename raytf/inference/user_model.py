@@ -1,4 +1,4 @@
-"""Calls into a user's model: their errors are the job's, and Keras's global settings are put back."""
+"""Calls a user's model: its errors become the job's, and Keras's global settings are restored."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from raytf.config.precision import Precision
 from raytf.errors import JobError, RaytfError
 from raytf.runs.program_output import Logged, Printed, ProgramOutput, Warned, is_own
 
-#: Folders of code that is not the program's.
+#: Folders of code that does not belong to the program.
 _LIBRARIES = (
     str(Path(__file__).parents[1]),
     sysconfig.get_path("stdlib"),
     sysconfig.get_path("purelib"),
     *site.getsitepackages(),
 )
-#: The program's warning filters, as `warnings.filters` has them; None where nobody sent any.
+#: The program's warning filters, in the form of `warnings.filters`; None if nobody sent any.
 _filters: list[Any] | None = None
 #: The levels of the program's loggers, by name.
 _levels: dict[str, int] = {}
@@ -49,7 +49,7 @@ def set_log_levels(levels: Mapping[str, int]) -> None:
 
 
 def set_precision(chosen: Precision) -> None:
-    """Set Keras's defaults for all that is made from now on."""
+    """Set Keras's default precision for everything that is created from now on."""
     keras.config.set_floatx(chosen.floatx)
     policy = chosen.policy if chosen.config is None else keras.dtype_policies.deserialize(chosen.config)
     keras.config.set_dtype_policy(policy)
@@ -57,7 +57,7 @@ def set_precision(chosen: Precision) -> None:
 
 @contextlib.contextmanager
 def with_precision(chosen: Precision) -> Iterator[None]:
-    """Have Keras's defaults be these meanwhile."""
+    """Set Keras's default precision while the `with` statement lasts."""
     before = precision.of_process()
     set_precision(chosen)
     try:
@@ -70,10 +70,10 @@ def run_user_code(what: str, call: Callable[[], Any], say: Callable[[ProgramOutp
     """Call the program's code, and convert what it raises to a JobError.
 
     Args:
-        what: the code, for the message.
-        call: calls it.
-        say: called with what the code prints, warns of and logs; by default that stays in this process. With it, the
-            code cannot end the process by `sys.exit` or a KeyboardInterrupt either.
+        what: the name of the code, for the message.
+        call: calls the code.
+        say: called with the code's prints, warnings and logs, which stay in this process by default. With it, a
+            `sys.exit` or KeyboardInterrupt in the code also becomes a JobError.
 
     Raises:
         JobError: the code raised; its cause is the exception.
@@ -89,14 +89,14 @@ def run_user_code(what: str, call: Callable[[], Any], say: Callable[[ProgramOutp
 
 
 def described(error: BaseException) -> str:
-    """Return an exception's class, text and place: the last line of the program's own, or of a library."""
+    """Return an exception's class, text and place: the last line in the program's code, or else in a library."""
     frames = traceback.extract_tb(error.__traceback__)
     where = next((frame for frame in reversed(frames) if not _is_library(frame.filename)), frames[-1])
     return f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
 
 
 def own_traceback(error: BaseException) -> str:
-    """Return an exception's traceback as text, from the first line of the program's own code on."""
+    """Return an exception's traceback as text, starting at the first line of the program's own code."""
     whole = traceback.TracebackException.from_exception(error)
     first = next((i for i, frame in enumerate(whole.stack) if not _is_library(frame.filename)), 0)
     whole.stack[:] = whole.stack[first:]
@@ -109,7 +109,7 @@ def _is_library(file: str) -> bool:
 
 @contextlib.contextmanager
 def _forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
-    """Forward prints, warnings and logs of this process meanwhile."""
+    """Forward prints, warnings and logs of this process while the `with` statement lasts."""
     out, err = _Forwarding(say, False), _Forwarding(say, True)
     seen: list[warnings.WarningMessage]
     with warnings.catch_warnings(record=True) as seen:
@@ -130,7 +130,7 @@ def _forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logging_forwarded(say: Callable[[ProgramOutput], None]) -> Iterator[None]:
-    """Forward logs of this thread meanwhile, in place of handling them in this process."""
+    """Forward logs of this thread while the `with` statement lasts, instead of handling them in this process."""
     own, thread = logging.Logger.callHandlers, threading.get_ident()
 
     def pass_on(logger: logging.Logger, record: logging.LogRecord) -> None:
@@ -169,7 +169,7 @@ class _Forwarding(io.StringIO):
             self._say(Printed(text, self._is_error))
 
     def close(self) -> None:
-        """Flush only: the program may close its standard output, to which others still write."""
+        """Only flush: the program may close its standard output, but others still write to it."""
         self.flush()
 
 

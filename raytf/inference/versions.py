@@ -3,9 +3,9 @@
     MODELS/1/saved_model.pb  variables/  assets.extra/raytf.json
     MODELS/2/...
 
-A version appears whole or not at all. On a file system it is written beside its name and renamed. An object store
-renames nothing, so there the order counts: TensorFlow Serving recognizes a model by its `saved_model.pb`, which is
-written last, after the mark that lists every file with its size.
+A version appears only when it is complete. On a file system, it is written under another name and renamed. An object
+store cannot rename, so the order of writes matters: TensorFlow Serving recognizes a model by its `saved_model.pb`,
+which is written last, after the mark that lists every file with its size.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from raytf.storage.storage import Storage
 
 #: Files by which TensorFlow Serving recognizes a model.
 GRAPHS = ("saved_model.pb", "saved_model.pbtxt")
-#: TensorFlow leaves this folder of a SavedModel to others.
+#: In the folder of a SavedModel that TensorFlow leaves to other programs.
 MARK = "assets.extra/raytf.json"
 #: In an object store: a file for each version that is being written.
 _CLAIM = ".raytf-claim-"
 _TEMPORARY = ".tmp-"
-#: Seconds after which remains of a killed export are deleted.
+#: Seconds after which the remains of a killed export are deleted.
 _STALE_SECONDS = 6 * 3600.0
 _WRITERS = 8
 _MOST = 2**63 - 1
@@ -55,11 +55,11 @@ class Version:
     """A version folder.
 
     Attributes:
-        number: its version.
-        name: of the folder; TensorFlow Serving takes 00000123 for 123.
-        problem: why it cannot be served; empty for a whole one.
+        number: the version number.
+        name: name of the folder; TensorFlow Serving reads 00000123 as 123.
+        problem: the reason why it cannot be served; empty if it is whole.
         sizes: bytes of each file.
-        notes: what the mark says of it: run, step, weights_sha256; empty for models that others wrote.
+        notes: run, step and weights_sha256 from the mark; empty for models of other programs.
     """
 
     number: int
@@ -70,7 +70,7 @@ class Version:
 
 
 def number_of(name: str) -> int | None:
-    """Return the version that a folder's name stands for, or None where it is none."""
+    """Return the version number that a folder's name stands for, or None if it stands for none."""
     if not (name.isascii() and name.isdigit()):
         return None
     digits = name.lstrip("0") or "0"
@@ -82,7 +82,7 @@ def inspect(models: Storage, known: Iterable[Version] = ()) -> list[Version]:
     """Return all version folders, the newest first.
 
     Args:
-        known: whole ones from an earlier call; where sizes are the same they are not read again.
+        known: whole versions from an earlier call, which are read again only if the sizes of their files differ.
 
     Raises:
         StorageError: storage refuses.
@@ -101,7 +101,7 @@ def inspect(models: Storage, known: Iterable[Version] = ()) -> list[Version]:
 
 
 def whole(versions: Iterable[Version]) -> list[Version]:
-    """Return the versions that can be served, one for each number, in their order."""
+    """Return the versions that can be served, one for each number, in the same order."""
     return list({v.number: v for v in versions if not v.problem}.values())
 
 
@@ -118,7 +118,7 @@ def choose(models: Storage, numbers: Collection[int]) -> list[Version]:
     for number in sorted(set(numbers) - set(there)):
         why = next((f": {version.problem}" for version in every if version.number == number), "")
         known = ", ".join(map(str, there)) or "none"
-        raise ConfigError(f"version {number} is not in {models.locate('')}{why}. There are {known}.")
+        raise ConfigError(f"version {number} is not in {models.locate('')}{why}. Versions there: {known}.")
     if not good:
         why = next((f": {version.problem}" for version in every), "")
         raise ConfigError(f"{models.locate('')} has no whole version{why}.")
@@ -126,17 +126,17 @@ def choose(models: Storage, numbers: Collection[int]) -> list[Version]:
 
 
 def problem_of(sizes: Mapping[str, int], marked: Mapping[str, int] | None) -> str:
-    """Return why a folder is not a whole model; empty where it is one.
+    """Return why a folder is not a whole model, or an empty text if it is one.
 
     Args:
         sizes: bytes of each file in it.
-        marked: bytes of each file by its mark; None where it has none.
+        marked: bytes of each file according to the mark; None without a mark.
     """
     if not any(graph in sizes for graph in GRAPHS):
-        return f"{GRAPHS[0]} is missing: it is being written, or its export was cut off"
+        return f"{GRAPHS[0]} is missing: the version is being written, or its export was killed"
     for name in sizes:
         if not is_plain(name):
-            return f"it has a file with the name {name!a}, which is not a plain relative name"
+            return f"it has a file named {name!a}, which is not a plain relative name"
     for name, size in sorted((marked or {}).items()):
         if name not in sizes:
             return f"{name} is missing"
@@ -149,12 +149,12 @@ def publish(folder: str, models: Storage, notes: Mapping[str, Any]) -> Version:
     """Make a local SavedModel the next version.
 
     Args:
-        folder: with the SavedModel; a mark is added to it.
-        models: where versions are; made where it is not there.
-        notes: for the mark; JSON values.
+        folder: the folder of the SavedModel; a mark is added to it.
+        models: the folder of versions; created if it does not exist.
+        notes: JSON values for the mark.
 
     Raises:
-        StorageError: storage refuses; then there is no new version.
+        StorageError: storage refuses; no version was added.
     """
     sizes = {name: os.path.getsize(os.path.join(folder, name)) for name in _files(folder)}
     sizes.pop(MARK, None)
@@ -177,7 +177,7 @@ def download(models: Storage, version: Version, folder: str) -> None:
 
 @contextlib.contextmanager
 def local_copy(models: Storage, version: Version) -> Iterator[str]:
-    """Yield the local folder of a version, or one with a copy of it that lasts as long as the context.
+    """Yield the local folder of a version, or a temporary local copy that is deleted when the context ends.
 
     Raises:
         StorageError: as `download`.
@@ -191,13 +191,13 @@ def local_copy(models: Storage, version: Version) -> Iterator[str]:
 
 
 def models_of(uri: str) -> tuple[Storage, str, int | None]:
-    """Return the folder of versions that a user means, the name of the model, and the version, if one was named.
+    """Return the folder of versions at a URI, the model's name, and the version if the URI names one.
 
     Args:
         uri: a run, a folder of versions, or one version's folder.
 
     Raises:
-        ConfigError: there is no model; it says how to make one.
+        ConfigError: there is no model; the message says how to export one.
         StorageError: storage refuses.
     """
     place = Storage(uri)
@@ -207,8 +207,8 @@ def models_of(uri: str) -> tuple[Storage, str, int | None]:
         number = number_of(last)
         if number is None:
             raise ConfigError(
-                f"{place.locate('')} is a SavedModel, but {last!r} is not a version number. Expected MODEL/1, as "
-                "TensorFlow Serving does: move it to such a folder."
+                f"{place.locate('')} is a SavedModel, but {last!r} is not a version number. TensorFlow "
+                "Serving expects MODEL/1. Move the SavedModel to such a folder."
             )
         return Storage(parent), name_of(parent), number
     if any(number_of(name.rstrip("/")) is not None for name in names):
@@ -226,7 +226,7 @@ def models_of(uri: str) -> tuple[Storage, str, int | None]:
 
 
 def name_of(uri: str) -> str:
-    """Return the name of a model by its place: the run, or the folder of its versions."""
+    """Return a model's name from its location: the name of the run, or of the folder of versions."""
     parent, last = _split(uri)
     return (_split(parent)[1] or last) if last == "export" else last
 
@@ -246,7 +246,7 @@ def _read(models: Storage, name: str, sizes: dict[str, int]) -> Version:
         except DamagedFileError as error:
             return Version(number, name, f"{MARK} cannot be read: {error.reason}", sizes)
         if notes is None:
-            return Version(number, name, "it was deleted a moment ago", sizes)
+            return Version(number, name, "it was deleted just now", sizes)
         marked = notes.pop("files")
     return Version(number, name, problem_of(sizes, marked), sizes, notes)
 
@@ -270,7 +270,7 @@ def _rename_into(folder: str, models: Storage) -> int:
             os.mkdir(temporary)
             _clean_folder(base, os.stat(temporary).st_mtime)
             shutil.copytree(folder, temporary, dirs_exist_ok=True)
-            os.utime(temporary)  # copied, too: that of an old model would be stale at once
+            os.utime(temporary)  # copytree copied the time of the folder, too: an old model would be stale at once
             for name in _files(temporary):
                 _flush(os.path.join(temporary, name))
             while True:
@@ -281,7 +281,7 @@ def _rename_into(folder: str, models: Storage) -> int:
                     return number
                 except OSError:
                     if not os.path.exists(os.path.join(base, str(number))):
-                        raise  # it is not that another export was faster
+                        raise  # no other export took the number
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
@@ -297,8 +297,7 @@ def _flush(path: str) -> None:
 
 
 def _clean_folder(base: str, now: float) -> None:
-    """Delete remains of killed exports below a folder; `now` is by its file system's clock, which may differ from
-    ours."""
+    """Delete the remains of killed exports in a folder; `now` is its file system's time, not this machine's."""
     for name in os.listdir(base):
         path = os.path.join(base, name)
         with contextlib.suppress(OSError):
@@ -339,8 +338,7 @@ def _upload(folder: str, models: Storage) -> int:
 
 
 def _clean_store(models: Storage, own: str) -> None:
-    """Delete claimed numbers without a model, of killed exports; `own`, a claim made just now, shows the store's
-    time."""
+    """Delete partial versions and claims of killed exports; `own`, a new claim, shows the store's time."""
     with contextlib.suppress(StorageError):
         files = models.files()
         now = max((file.modified for file in files if file.name == own), default=0.0)

@@ -1,10 +1,10 @@
 """Training with parameter servers: the coordinator hands out batches, and workers update the servers' weights.
 
 The coordinator is a worker group of one rank: it restores, logs, validates, saves and exports as rank 0 does with any
-other strategy. Only the training of steps is different. Several workers have batches under way at once; the state is
-that of a definite step only in a quiet moment, when no batch is under way. There are quiet moments at the end of each
-epoch, before each checkpoint, and when the driver asks for a save. In a quiet moment, step s means that each of the
-first s batches has been applied.
+other strategy. Only the training of steps is different: several workers have batches under way at once. The state
+belongs to a definite step only in a quiet moment, when no batch is under way: at the end of each epoch, before each
+checkpoint, and when the driver requests a save. In a quiet moment, step s means that each of the first s batches has
+been applied.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from raytf.training.step.learning_rate import LearningRate
 from raytf.training.step.step import StepOutcome
 from raytf.training.synchronous import after_call, are_histograms_due, call_steps, check_finite, park, write_histograms
 
-#: Target duration of a call on its worker: long enough that handing it out is negligible, short enough to save soon.
+#: Target seconds of a call on its worker: long enough to make its overhead negligible, short enough to save soon.
 _CALL_SECONDS = 0.2
-#: Seconds between two checks of what the driver wants while calls are under way.
+#: Seconds between two checks for the driver's requests while calls are under way.
 _POLL_SECONDS = 0.1
-#: The first calls are compiled on each worker, so they may take this many times as long as a usual call.
+#: How many times as long as usual the first calls may take, since each worker compiles them.
 _COMPILE_FACTOR = 20.0
 
 
@@ -58,35 +58,35 @@ class ParameterServerExecutor(Executor):
     def __init__(self, config: TrainConfig, cluster: dict[str, list[str]]):
         self._config, self._cluster = config, cluster
         self._call_steps = config.compute.steps_per_call or 1
-        #: Updates that the servers have applied, minus the steps of the run, when the mirror was last equal to them.
+        #: Updates that the servers have applied minus the steps of the run, when the mirror was last equal to the
+        #: servers.
         self._extra = 0
         #: Whether the servers may have newer weights than the mirror.
         self._is_stale = False
         self._under_way: dict[Future[ServerStepOutcome], CallBatch] = {}
         #: Outcomes that arrived before those of earlier steps, by the first step of the call.
         self._early: dict[int, tuple[CallBatch, ServerStepOutcome]] = {}
-        #: The time at which a call last ended, or was handed out while none was under way; a hang is measured from
-        #: here.
+        #: The time from which a hang is measured: when a call last ended, or was handed out while none was under way.
         self._progress_at = 0.0
         #: The time at which a call was last recorded, for the duration of the next.
         self._accounted_at = 0.0
-        #: Approximate seconds that a worker takes for a step; 0 as long as that is not known.
+        #: Approximate seconds that a worker takes for a step; 0 while they are not known.
         self._mean_seconds = 0.0
-        #: Outcome of the call that was recorded last, for histograms in the next quiet moment.
+        #: Outcome of the last recorded call, for histograms in the next quiet moment.
         self._latest: StepOutcome | None = None
 
     # -- before training -----------------------------------------------------------------------------------------------
 
     @property
     def workers(self) -> int:
-        """Number of workers that compute gradients when none is missing."""
+        """Number of workers that compute gradients, including missing ones."""
         return len(self._cluster["worker"])
 
     def join(self) -> Group:
         """Connect to the servers and workers.
 
         Raises:
-            WorkerLostError: a parameter server is gone; the group has to start again, and this process must end.
+            WorkerLostError: a parameter server disappeared. The group has to restart, and this process must exit.
         """
         self._coordinator = state.connect(self._cluster)
         return SingleWorkerGroup(Devices())
@@ -124,7 +124,7 @@ class ParameterServerExecutor(Executor):
         self._send_what_callbacks_changed()
 
     def train_until(self, stop: int) -> None:
-        """Train to a step, as any executor does; no call is under way afterwards."""
+        """Train up to step `stop`. No call is under way afterwards."""
         session, progress = self._session, self._session.state
         ahead = Prefetch(session.pipeline, progress.step, self._call_end)
         began = time.monotonic()
@@ -144,7 +144,7 @@ class ParameterServerExecutor(Executor):
             self._count_time(began)
             self._write_kept_histograms()
             if progress.step < stop and not progress.stopped_early:
-                # Otherwise the epoch ends first, so that the state saved at its last step includes its validation and
+                # At its last step, the epoch ends before a save, so that the saved state includes its validation and
                 # the effects of its callbacks.
                 self._rest(flags)
             until, is_quiet_wanted, began = self._next_quiet(ahead.asked, stop), False, time.monotonic()
@@ -168,7 +168,7 @@ class ParameterServerExecutor(Executor):
         }
 
     def _rest(self, flags: np.ndarray) -> None:
-        """Do what the flags ask for, in a quiet moment."""
+        """Act on the flags, in a quiet moment."""
         if flags[StepFlag.WANT_SAVE] or flags[StepFlag.PARK]:
             self._take()
         self._session.saving.act(flags)
@@ -189,7 +189,7 @@ class ParameterServerExecutor(Executor):
         return self._session.plan.call_end(step, steps, stop)
 
     def _next_quiet(self, step: int, stop: int) -> int:
-        """Return the step up to which calls are handed out: the next save or histograms, or `stop`."""
+        """Return the step up to which calls are handed out: that of the next save or histograms, or `stop`."""
         due = (self._session.saving.policy.cadence.every_steps, self._config.run.histograms_every)
         return min([stop, *((step // every + 1) * every for every in due if every)])
 
@@ -197,8 +197,8 @@ class ParameterServerExecutor(Executor):
         self._session.state.train_seconds += time.monotonic() - began
 
     def _write_kept_histograms(self) -> None:
-        """Write histograms if they are due. Called only in a quiet moment, when the mirror can take the servers'
-        weights."""
+        """Write histograms if they are due.
+        Call this only in a quiet moment, when the mirror can copy the servers' weights."""
         if self._latest is not None and are_histograms_due(self._session):
             self._take()
             write_histograms(self._session, self._latest)
@@ -261,7 +261,7 @@ class ParameterServerExecutor(Executor):
         self._step.micro.add_metrics(result.rows[:, 1:].sum(0))
         nothing = np.empty((len(result.rows), 0), np.uint8)
         rates, gradients = self._rates(call), list(result.gradients)
-        norms = np.full(len(result.rows), np.nan)  # each worker's gradient is applied by itself
+        norms = np.full(len(result.rows), np.nan)  # no global norm: each worker's gradient is applied by itself
         outcome = StepOutcome(result.rows[:, 0], rates, result.finite, vector({}), gradients, nothing, norms)
         check_finite(session, call, outcome)
         seconds = (now - self._accounted_at) if session.has_trained else 0.0
@@ -271,11 +271,11 @@ class ParameterServerExecutor(Executor):
         self._send_rate()
         session.heartbeat.advance(call.stop, steps, len(session.pipeline.shards))
         if not self._config.compute.steps_per_call and self._step.window > 1:
-            # The time between two results is a worker's time for a call divided by the number of workers.
+            # Between two results passes a worker's time for a call, divided by the number of workers.
             self._call_steps = call_steps(_CALL_SECONDS, self._mean_step_seconds(seconds / steps) or 1.0)
 
     def _rates(self, call: CallBatch) -> np.ndarray:
-        """Return the learning rate of a call's last step for each of its steps, which differ only a little."""
+        """Return the rate of a call's last step for all of its steps, since rates within a call differ little."""
         iterations = self._session.model.optimizer.iterations
         iterations.assign(call.stop - 1 + self._extra)
         rate = float(self._rate.value())
@@ -283,7 +283,7 @@ class ParameterServerExecutor(Executor):
         return np.full(call.stop - call.start, rate, np.float32)
 
     def _mean_step_seconds(self, latest: float) -> float:
-        """Update the approximate seconds that a worker takes for a step, by those between the last two results."""
+        """Update and return a worker's approximate seconds per step, from the time between the last two results."""
         latest *= self.workers
         self._mean_seconds = latest if not self._mean_seconds else 0.9 * self._mean_seconds + 0.1 * latest
         return self._mean_seconds

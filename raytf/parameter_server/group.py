@@ -1,4 +1,4 @@
-"""One group with parameter servers: its processes, which are actors, are placed, started, watched and restarted."""
+"""Places, starts, watches and restarts the processes of one group with parameter servers, which are actors."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from raytf.training import worker
 from raytf.training.job import TrainingJob
 from raytf.training.process.process import ProcessSettings, load_tensorflow, settle_in, take_place
 
-#: Seconds in which all processes must have started: Python, TensorFlow and, on a new node, the job's files.
+#: Seconds within which all processes must start: Python, TensorFlow and, on a new node, the job's files.
 _START_SECONDS = 300.0
-#: Seconds in which Ray reports the death of a server that the coordinator has lost.
+#: Seconds within which Ray reports the death of a server that the coordinator has lost.
 _DEATH_SECONDS = 3.0
-#: Seconds in which a placement group that fits must become ready.
+#: Seconds within which a placement group that fits must become ready.
 _PLACE_SECONDS = 20.0
 #: Seconds between two polls of a cluster that is too small.
 _WAIT_SECONDS = 0.5
-#: Seconds between two messages about that.
+#: Seconds between two messages that the cluster is too small.
 _WAIT_MESSAGE_SECONDS = 60.0
-#: Seconds in which Ray frees the resources of processes that have ended.
+#: Seconds within which Ray frees the resources of processes that have exited.
 _FREE_SECONDS = 8.0
 
 
 class GroupProcess:
-    """An actor: one process of the group, with threads within an operation. It imports TensorFlow while the others
-    start."""
+    """An actor: one process of the group. It imports TensorFlow while the other processes start.
+    `threads` is the number of threads within an operation."""
 
     def __init__(self, threads: int, quiet: bool):
         self._phases = Phases()
         self._threads = threads
         os.environ["GRPC_FAIL_FAST"] = "use_caller"  # wait for a peer that is restarting
-        #: Raised by the first call: if an actor's constructor raises, Ray passes on only the text.
+        #: The first call raises this error, because Ray passes on only the text of an error in an actor's constructor.
         self._fault: GpuError | None = None
         try:
             load_tensorflow(ProcessSettings(quiet=quiet))
@@ -59,44 +59,44 @@ class GroupProcess:
         """Return HOST:PORT for this process's TensorFlow server.
 
         Raises:
-            GpuError: this process does not have the GPU that it was given.
+            GpuError: this process does not have the GPU that Ray assigned to it.
         """
         if self._fault is not None:
             raise self._fault
         return rendezvous.joined(*train.free_address())
 
     def join(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
-        """Take a place in the cluster.
+        """Take this process's place in the cluster.
 
         Args:
             cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
             job: this process's kind, one of these three.
-            index: of this process among those of its kind.
+            index: the index of this process within its kind.
 
         Returns:
-            What `--show-cluster` shows about this process.
+            The row about this process for `--show-cluster`.
         """
         settle_in()
         take_place(cluster, job, index)
         return worker_table.about_me(serves=True)
 
     def serve(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
-        """Join the cluster and start to serve.
+        """Start a TensorFlow server, and join the cluster.
 
         Raises:
-            WorkerLostError: the address is on another node: Ray has not restarted this process on the same one.
-            GpuError: this process does not have the GPU that it was given.
+            WorkerLostError: Ray restarted this process on another node, where its address does not exist.
+            GpuError: this process does not have the GPU that Ray assigned to it.
         """
         host = cluster[job][index].rpartition(":")[0].strip("[]")
         if ray.util.get_node_ip_address() != host:
-            raise WorkerLostError(f"its node {host} is gone")
+            raise WorkerLostError(f"its node {host} disappeared")
         if self._fault is not None:
             raise self._fault
         self._server = start_server(cluster, job, index, self._threads)
         return self.join(cluster, job, index)
 
     def live(self) -> None:
-        """Wait forever: the call ends with the process."""
+        """Never return: the call ends when the process dies."""
         while True:
             time.sleep(3600)
 
@@ -111,7 +111,7 @@ class GroupProcess:
             return worker.train(job, pulse, self._phases, ParameterServerExecutor(job.config, cluster))
 
 
-# Three names, which `ps` and Ray's dashboard show.
+# Three subclasses, because `ps` and Ray's dashboard show their names.
 class ParameterServer(GroupProcess):
     """Holds weights."""
 
@@ -125,7 +125,7 @@ class CoordinatorProcess(GroupProcess):
 
 
 def start_server(cluster: dict[str, list[str]], job: str, index: int, threads: int) -> Any:
-    """Run a TensorFlow server, with threads within an operation, in this process for as long as the process lives."""
+    """Start a TensorFlow server in this process, with `threads` threads within an operation, and return it."""
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto(
@@ -154,9 +154,9 @@ def start(job: TrainingJob, bundles: Any, workers: int, use_gpu: bool) -> Proces
     """Start the processes of a group.
 
     Args:
-        job: to train.
+        job: the job to train.
         bundles: the placement group: a bundle for the coordinator, one for each server, one for each worker.
-        workers: how many to start.
+        workers: the number of workers.
         use_gpu: the workers compute on GPUs.
     """
     cluster, quiet = job.config.cluster, not job.config.run.verbose
@@ -184,14 +184,14 @@ class ParameterServerGroup:
     def __init__(self, job: TrainingJob, processes: Processes, say: Callable[[str], None]):
         self._job, self._processes, self._say = job, processes, say
         self._cluster: dict[str, list[str]] = {}
-        #: Reference that is waited for -> kind and index of its process; kind `again` is a worker that is restarting.
+        #: Awaited reference -> kind and index of its process; kind `again` is a worker that is restarting.
         self._watched: dict[Any, tuple[str, int]] = {}
         #: Indices of workers that are dead now.
         self._missing: set[int] = set()
 
     def train(self) -> dict[str, Any] | None:
-        """Have the processes train, watch them meanwhile, and return the run's result. A ProcessDiedError says that a
-        process died without which the group cannot continue; other errors are the coordinator's, or Ray's."""
+        """Watch the processes while they train, and return the run's result. Raise ProcessDiedError if a process died
+        that the group cannot continue without; other errors come from the coordinator or from Ray."""
         all_of = self._processes
         try:
             chief, *others = ray.get([process.address.remote() for process in all_of.all], timeout=_START_SECONDS)
@@ -240,7 +240,7 @@ class ParameterServerGroup:
                     raise self._explained(error)
 
     def _explained(self, error: Exception) -> Exception:
-        """Return why the coordinator failed: the death of a server at the same time explains it."""
+        """Return why the coordinator failed: the death of a server at the same time, or else its own error."""
         if isinstance(error, ray.exceptions.RayActorError):
             return ProcessDiedError("the coordinator died")
         if isinstance(error, WorkerLostError) and self._watched:
@@ -265,7 +265,7 @@ class ParameterServerGroup:
             self._missing.discard(i)
             self._say(f"worker {i} is back")
             if self._job.config.strategy.show_cluster:
-                self._say(worker_table.table(f"worker {i}, started again", [ray.get(reference)]))
+                self._say(worker_table.table(f"worker {i}, restarted", [ray.get(reference)]))
             self._watched[workers[i].live.remote()] = ("worker", i)
             return
         if isinstance(error, ray.exceptions.ActorUnavailableError):  # it died again while it started
@@ -273,22 +273,22 @@ class ParameterServerGroup:
             return
         left = len(workers) - len(self._missing)
         if left < self._job.config.cluster.worker_range[0]:
-            raise ProcessDiedError(f"{len(self._missing)} of {len(workers)} workers are gone")
-        self._say(f"worker {i} cannot be started again where it was; {left} continue")
+            raise ProcessDiedError(f"{len(self._missing)} of {len(workers)} workers have died")
+        self._say(f"worker {i} cannot be restarted on its node; the other {left} continue")
 
 
 def _error_of(reference: Any) -> Exception | None:
     try:
         ray.get(reference)
     except (RaytfError, ray.exceptions.RayError) as error:
-        cause = getattr(error, "cause", None)  # without the traceback that Ray adds to the text
+        cause = getattr(error, "cause", None)  # the original error, without the traceback that Ray adds to its text
         return cause if isinstance(cause, RaytfError) else error
     return None
 
 
 @contextlib.contextmanager
 def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Iterator[tuple[Any, int]]:
-    """Yield a placement group for as many workers as there is room for, and their number."""
+    """Yield a placement group for as many workers as the cluster has room for, and their number."""
     shown_at, began = float("-inf"), time.monotonic()
     least, most = job.config.cluster.worker_range
     each = {"CPU": job.config.cluster.cpus, **({"GPU": job.config.cluster.gpus_per_worker} if use_gpu else {})}
@@ -298,7 +298,7 @@ def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Itera
         bundles = _reserve(each, workers, helpers) if workers >= least else None
         if bundles is not None:
             break
-        if time.monotonic() - began < _FREE_SECONDS:  # the last group's resources are free in a moment
+        if time.monotonic() - began < _FREE_SECONDS:  # Ray may still be freeing the last group's resources
             time.sleep(_WAIT_SECONDS)
             continue
         if time.monotonic() - shown_at >= _WAIT_MESSAGE_SECONDS:
@@ -306,7 +306,7 @@ def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Itera
             job.monitor.book(Waiting(max(0, workers), least))
             say(
                 f"waiting: the cluster has room for {max(0, workers)} workers beside {helpers} processes for "
-                f"parameter servers and coordinator now, and at least {least} workers are wanted"
+                f"parameter servers and coordinator now, but the run needs at least {least} workers"
             )
         _wait_for(each, least, helpers)
     try:
@@ -325,7 +325,7 @@ def _release(bundles: Any) -> None:
 
 
 def _reserve(each: dict[str, float], workers: int, helpers: int) -> Any:
-    """Return a placement group for a group; None if the room is not there after all."""
+    """Return a placement group; None if Ray cannot place it after all."""
     bundles = _bundles(each, workers, helpers)
     if bundles.wait(_PLACE_SECONDS):
         return bundles
@@ -334,7 +334,7 @@ def _reserve(each: dict[str, float], workers: int, helpers: int) -> Any:
 
 
 def _wait_for(each: dict[str, float], workers: int, helpers: int) -> None:
-    """Ask for room, which an autoscaler sees, until it is there or the free resources have changed."""
+    """Request room until it is free or the free resources change. An autoscaler acts on the request."""
     wish, before = _bundles(each, workers, helpers), _free()
     try:
         while not wish.wait(_WAIT_SECONDS) and _free() == before:
@@ -350,7 +350,7 @@ def _free() -> list[dict[str, float]]:
 
 
 def run_group(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Train a job with one group of processes, and return the run's result; raises the error that ended the group."""
+    """Train a job with one group of processes, and return the run's result. Raise the error that ended the group."""
     with placed(job, use_gpu, say) as (bundles, workers):
         job.monitor.book(GroupStart(workers))
         job.monitor.begin_group()

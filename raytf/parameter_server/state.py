@@ -1,14 +1,14 @@
-"""ParameterServerStrategy as raytf uses it: TensorFlow servers, the state on them, and its mirror in the coordinator.
+"""How raytf uses ParameterServerStrategy: TensorFlow servers, the state on them, and its mirror in the coordinator.
 
 The coordinator has a plain Keras model that is not trained itself: the mirror. The servers hold a copy of its weights,
 layers' states and optimizer, and workers change that copy. When no worker computes, the servers' values are copied to
-the mirror; so checkpoints, validation, callbacks and export see an ordinary model, with the same names as under any
+the mirror. So checkpoints, validation, callbacks and export see an ordinary model, with the same names as with any
 other strategy.
 
-A variable that is large enough is divided along its first axis (`MinSizePartitioner`), and all parts are spread over
-the servers by their bytes: `ParameterServerStrategy` alone places them round-robin, which puts all kernels on one of
-two servers and all biases on the other. An optimizer's variables are on the same server as the weights that they belong
-to, and its arithmetic is done there; only weights are sent to the workers, and gradients back.
+A large variable is divided along its first axis (`MinSizePartitioner`), and all parts are spread over the servers by
+their bytes. `ParameterServerStrategy` alone places them round-robin, which puts all kernels on one of two servers and
+all biases on the other. An optimizer's variables are on the same server as their weights, and the server computes the
+update. So only weights are sent to the workers, and gradients back.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad",
 
 
 def connect(cluster: dict[str, list[str]]) -> Any:
-    """Create the coordinator of a strategy, and wait until all servers and workers answer. Must come before any
-    TensorFlow operation."""
-    # TensorFlow warns about each call that the coordinator itself makes, and synchronous updates are such calls.
+    """Create the coordinator of a strategy, and wait until all servers and workers answer.
+    Call this before any TensorFlow operation."""
+    # TensorFlow warns about each call that the coordinator itself makes, as it does for synchronous updates.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
@@ -47,13 +47,13 @@ class ServerState:
 
     Args:
         strategy: the strategy of the coordinator that `connect` returns.
-        model: the mirror, built and compiled; has the initial values.
+        model: the mirror, built and compiled, with the initial values.
         states: variables of its layers that training changes.
         servers: number of servers.
         rate: learning rate of the mirror's optimizer; by default unchanged.
 
     Attributes:
-        applied: counter of the updates that the servers have applied; incremented by `assign_add`, so it loses none.
+        applied: the number of updates that the servers have applied. `assign_add` increments it, so none is lost.
         optimizer: the optimizer that works on the servers.
 
     Raises:
@@ -104,8 +104,8 @@ class ServerState:
         return [v.value.read_value() for v in self._held]
 
     def update(self, which: Sequence[int], gradients: Sequence[tf.Tensor]) -> None:
-        """Update the weights of these indices once, on their servers, with gradients summed over the batch; to be
-        traced."""
+        """Update the weights at these indices once, on their servers; to be traced.
+        The gradients are summed over the batch."""
         # Clipped here, since clipping may need all gradients at once, and each server has only some.
         clipped = _keras.clipped(self._model.optimizer, gradients)
         parts: list[keras.Variable] = []
@@ -118,8 +118,8 @@ class ServerState:
         self.optimizer.iterations.value.assign(tf.cast(self.applied.read_value(), self.optimizer.iterations.dtype))
 
         def apply(split_gradients: list[tf.Tensor]) -> None:
-            # The strategy asks for a tensor's device, which a traced tensor does not have; a copy made here is on the
-            # device of the replica.
+            # The strategy needs a tensor's device, which a traced tensor does not have. A copy made here is on the
+            # replica's device.
             with self._rate.applied(self._rate.value()):
                 self.optimizer.apply([tf.identity(g) for g in split_gradients], parts)
 
@@ -127,15 +127,15 @@ class ServerState:
         self.applied.assign_add(1)
 
     def add_to_states(self, which: Sequence[int], before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> None:
-        """Add a batch's changes to layers' states of these indices, from those before and after it; an integer state
-        has its change in `after`. To be traced."""
+        """Add a batch's changes, `after` minus `before`, to the layers' states at these indices; to be traced.
+        For an integer state, `after` already is the change."""
         for i, old, new in zip(which, before, after, strict=True):
             held = self._held[i].value
             more = new - tf.cast(old, new.dtype) if held.dtype.is_floating else tf.round(new)
             held.assign_add(tf.cast(more, held.dtype))
 
     def pull(self) -> int:
-        """Copy the servers' values to the mirror, while no worker computes; return how many updates they applied."""
+        """Copy the servers' values to the mirror, while no worker computes, and return the number of updates."""
         values = iter(t.numpy() for t in self._read())
         for mirror, parts in self._pairs:
             mirror.assign(np.concatenate([next(values) for _ in parts]) if len(parts) > 1 else next(values))
@@ -155,7 +155,7 @@ class ServerState:
         self._sent_rate = self._mirrored_rate()
 
     def push_rate(self) -> None:
-        """Send the mirror's learning rate to the servers if it is a number that has changed. Workers may compute."""
+        """Send the mirror's learning rate to the servers if it is a number that changed, even if workers compute."""
         rate = self._mirrored_rate()
         if rate is not None and rate != self._sent_rate:
             _keras.given_rate(self.optimizer).value.assign(rate)
@@ -166,7 +166,7 @@ class ServerState:
         return float(_value(rate)) if isinstance(rate, keras.Variable) else None
 
     def places(self) -> list[tuple[str, str, int]]:
-        """Return (path of the weight, device, bytes) of each part."""
+        """Return (path of the weight, device, bytes) for each part."""
         paths = [v.path for v in self._model.trainable_variables]
         return [(path, p.value.device, _bytes(p)) for path, ps in zip(paths, self._parts, strict=True) for p in ps]
 
@@ -219,7 +219,7 @@ def _like(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     config = optimizer.get_config() | {"clipnorm": None, "global_clipnorm": None, "clipvalue": None}
     rate = _keras.given_rate(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        config["learning_rate"] = rate  # not from its configuration: its class may be the user's own
+        config["learning_rate"] = rate  # the object itself: `from_config` may not know its class
     return type(optimizer).from_config(config)
 
 
@@ -230,8 +230,8 @@ def _roles(optimizer: keras.optimizers.Optimizer, variables: list[Any], numbers:
         numbers: id of a variable in `variables` -> number of its weight.
 
     Returns:
-        For each variable of the optimizer, ("of", number of its weight, index among that weight's) or, if it belongs to
-        no weight, ("own", index, 0).
+        For each variable of the optimizer, ("of", number of its weight, index among that weight's variables) or, if it
+        belongs to no weight, ("own", index, 0).
     """
     made: dict[int, tuple[str, int, int]] = {}
     counts: dict[int, int] = {}
@@ -272,7 +272,7 @@ def _bytes(variable: keras.Variable) -> int:
 
 
 def spread(sizes: Sequence[int], servers: int) -> list[int]:
-    """Return the server of each variable: the largest first, each to the server with the fewest bytes so far."""
+    """Return the server of each variable. The largest is placed first, each on the server with the fewest bytes."""
     loads, places = [0] * servers, [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         places[i] = min(range(servers), key=lambda s: (loads[s], s))
@@ -281,6 +281,6 @@ def spread(sizes: Sequence[int], servers: int) -> list[int]:
 
 
 def rows(length: int, parts: int) -> list[int]:
-    """Number of rows in each part of a variable that is divided along its first axis; they differ by at most one."""
+    """Return the rows in each part of a variable divided along its first axis. Parts differ by at most one row."""
     parts = max(1, min(parts, length))
     return [length // parts + (i < length % parts) for i in range(parts)]

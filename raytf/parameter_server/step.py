@@ -37,7 +37,7 @@ from raytf.training.step.shard_loop import (
 )
 from raytf.training.step.step import StepOutcome
 
-#: Calls under way per worker: one that it computes, and one that waits for it.
+#: Calls under way per worker: the one that it computes, and the next one.
 _AHEAD = 2
 
 
@@ -46,7 +46,7 @@ class ResultLostError(Exception):
 
 
 def fetch(value: Any) -> Any:
-    """Wait for a closure and fetch what it returned.
+    """Wait for a closure, and fetch its result.
 
     Raises:
         ResultLostError: the result is lost. Any other error was raised by the closure.
@@ -59,31 +59,31 @@ def fetch(value: Any) -> Any:
 
 
 class Aggregation:
-    """Decides which part of a step to compute next, and which of the gradients, N of which make an update, count.
+    """Decides which part of a step to compute next, and which gradients count for its update.
 
     A global batch is divided into N parts. Each part's gradient is computed from the same weights, and the mean of all
-    N is one update. Workers beyond N compute parts again; the first gradient of a part counts. So a slow worker does
-    not matter, no record is left out, and an update does not depend on which worker was first.
+    N is one update. Workers beyond N compute parts again, and the first gradient of a part counts. So a slow worker
+    does not matter, no record is left out, and an update does not depend on which worker was first.
     """
 
     def __init__(self, parts: int, workers: int):
         self._parts, self._workers = parts, workers
         self._step = -1
-        #: The number of times that each part of the step was handed out and not lost.
+        #: How often each part of the step was handed out, without copies that were lost.
         self._copies = [0] * parts
-        #: Parts of the step whose gradient was taken.
+        #: Parts of the step whose gradient has arrived.
         self._done: set[int] = set()
-        #: Number of gradients that were asked for and have not arrived, including those of earlier steps.
+        #: Number of requested gradients that have not arrived, including those of earlier steps.
         self.under_way = 0
 
     def begin(self, step: int) -> None:
-        """Begin a step; gradients of all other steps are stale from now on."""
+        """Begin a step. Gradients of all other steps are stale from now on."""
         self._step = step
         self._copies, self._done = [0] * self._parts, set()
 
     def ask(self) -> int | None:
         """Return the part that the next idle worker computes; None if there is nothing to do, or no worker is idle.
-        Parts that no worker has begun come first, then those begun least often, as long as there are backup workers."""
+        Parts that no worker has begun are first. Backup workers then repeat the parts begun least often."""
         if self.under_way >= self._workers:
             return None
         waiting = [part for part in range(self._parts) if part not in self._done]
@@ -98,15 +98,15 @@ class Aggregation:
         return part
 
     def lose(self, step: int, part: int) -> None:
-        """Note that a gradient was lost with its worker; its part has to be computed again."""
+        """Record that a gradient was lost with its worker, so that its part is computed again."""
         self.under_way -= 1
         if step == self._step:
             self._copies[part] -= 1
 
     def arrive(self, step: int, part: int) -> bool:
-        """Note that a gradient has arrived, and return whether it counts.
+        """Record that a gradient has arrived, and return whether it counts.
 
-        It does not if its weights have been updated since, or if another worker has computed its part before.
+        It does not count if its weights have been updated since, or if its part's gradient arrived before.
         """
         self.under_way -= 1
         if step != self._step or part in self._done:
@@ -125,7 +125,7 @@ class ServerStepOutcome(NamedTuple):
     Attributes:
         rows: [K, 1 + M] loss and metrics of each step.
         finite: [K] whether the gradients of each step were finite.
-        gradients: the gradients of the last step; empty unless the coordinator has them.
+        gradients: the gradients of the last step; empty if they never reached the coordinator.
     """
 
     rows: np.ndarray
@@ -134,7 +134,7 @@ class ServerStepOutcome(NamedTuple):
 
 
 class ServerStep:
-    """The base of both kinds of steps: the state on the servers and the gradients of a worker.
+    """The base of both kinds of steps, with the state on the servers and the gradients of a worker.
 
     Args:
         coordinator: returned by `state.connect`.
@@ -150,7 +150,7 @@ class ServerStep:
         reduction: how gradients are added.
         state: the state on the servers.
         probe_function: the traced micro-batch, a concrete function whose graph has all operations.
-        digests: None: what asynchronous workers compute depends on when they read the weights.
+        digests: None, since the results of asynchronous workers depend on when they read the weights.
     """
 
     digests: DigestLayout | None = None
@@ -189,7 +189,7 @@ class ServerStep:
         self.state = ServerState(coordinator.strategy, model, self.micro.states, servers, rate)
 
     def reduction_state(self) -> dict[str, keras.Variable]:
-        """Return the state of the reduction, which is empty: nothing is kept from step to step."""
+        """Return the state of the reduction, which is empty, since it keeps nothing from step to step."""
         return self.reduction.state(0)
 
     def trace(self, is_late: bool = False) -> None:
@@ -201,7 +201,7 @@ class ServerStep:
         return dict(zip(paths, outcome.gradients, strict=True)) if outcome.gradients else {}
 
     def _signature(self, shards: int) -> list[Any]:
-        """Return specs of leaves and seeds, for K steps of some shards."""
+        """Return specs of leaves and seeds for K steps with `shards` shards."""
         head = [None, shards, self._plan.micro_batch_size]
         return [
             [tf.TensorSpec([*head, *s.shape], s.dtype) for s in self._specs],
@@ -214,8 +214,8 @@ class ServerStep:
         """Compute the gradients of some shards of one step.
 
         Args:
-            totals: [n] divisors of the losses that are divided by data, summed over all shards; by default these shards
-                are all.
+            totals: [n] divisors of the losses that are divided by data, summed over all shards of the step; by default
+                summed over the given shards.
 
         Returns:
             Gradients and layers' updates summed over the shards, the sum of their rows, whether all tensors are finite,
@@ -242,10 +242,10 @@ class ServerStep:
 
 
 class AsyncStep(ServerStep):
-    """Each batch is an update of its own; no worker waits for another.
+    """A step in which each batch is an update of its own, and no worker waits for another.
 
-    A call of K steps is one closure of TensorFlow's coordinator. If its worker dies, another worker gets it, from its
-    first step on; if only its result was lost, the caller submits it again. Either way up to K updates are then applied
+    A call of K steps is one closure of TensorFlow's coordinator. If its worker dies, another worker computes it from
+    its first step. If only its result was lost, the caller submits it again. Either way, up to K updates are applied
     twice, and the counter of updates counts them twice. At most `window` calls may be under way at once.
     """
 
@@ -291,13 +291,13 @@ class AsyncStep(ServerStep):
 
 
 class SyncStep(ServerStep):
-    """A batch is divided into parts, whose gradients from the same weights are summed to one update.
+    """A step in which a batch is divided into parts, whose gradients from the same weights are summed for one update.
 
-    Workers only compute; gradients are sent to the coordinator, which makes the update. So a worker that dies changes
-    nothing, and each update is applied once. Workers beyond the number of parts compute backups.
+    Workers only compute gradients and send them to the coordinator, which applies the update. So a worker that dies
+    changes nothing, and each update is applied once. Workers beyond the number of parts compute backups.
     """
 
-    #: How many calls may be under way at once.
+    #: Maximum number of calls under way at once.
     window = 1
 
     def __init__(self, *args: Any, parts: int, workers: int):
@@ -308,8 +308,8 @@ class SyncStep(ServerStep):
         self._pending: dict[Future[Any], tuple[int, int]] = {}
         self._functions: dict[int, Callable[..., Any]] = {}
         self._update = tf.function(self._apply, autograph=False)
-        # Divisors need all shards of a step, which no worker has. So the coordinator computes them with the mirror; of
-        # the model, the graph has only what computes masks.
+        # Divisors need all shards of a step, which no worker has. So the coordinator computes them with the mirror. The
+        # graph contains only the part of the model that computes masks.
         some = [*self._signature(self._plan.shards), tf.TensorSpec([self._plan.shards], tf.int32)]
         self._divisors = tf.function(self._totals, input_signature=some, autograph=False)
         self._lock = threading.Lock()
@@ -323,7 +323,7 @@ class SyncStep(ServerStep):
             return self._aggregate(call)
 
     def _totals(self, leaves, seeds, counts):
-        """Return [n] the divisors of the losses that are divided by data, summed over all shards of a step."""
+        """Return [n] divisors of the losses that are divided by data, summed over all shards of a step."""
         values = self.micro.values()
         return tf.reduce_sum(shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, values), 0)
 

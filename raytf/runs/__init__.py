@@ -1,5 +1,5 @@
-"""The record of a run and how people read it: lease, run log, ledger and timeline, status, history, metrics, report.
+"""The records of a run and their presentation: lease, run log, ledger, timeline, status, history, metrics, report.
 
-Knows storage and checkpoint; nothing of training. Entries: `raytf.runs.run_log`, `raytf.runs.ledger` and
+It depends on storage and checkpoint, but not on training. Entries: `raytf.runs.run_log`, `raytf.runs.ledger` and
 `raytf.runs.inventory`.
 """

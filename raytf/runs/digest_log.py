@@ -1,7 +1,7 @@
-"""Digests of a run's steps on storage: steps/START-ATTEMPT.digests, beside the segments of the log of steps.
+"""Digests of a run's steps on storage: steps/START-ATTEMPT.digests, beside the segments of the step log.
 
-A line of JSON says what the bytes stand for; then come those of each step, as `raytf.distributed.step_digest` describes
-them. A segment replaces those of earlier attempts from its first step on, as in `run_log`.
+A line of JSON describes the layout; the bytes of each step follow, as `raytf.distributed.step_digest` defines them.
+From its first step on, a segment replaces the segments of earlier attempts, as in `run_log`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
 SUFFIX = ".digests"
-#: The suffix of the losses beside them.
+#: The suffix of the files with the losses.
 _LOSSES = ".csv"
-#: Bytes of a segment, at most.
+#: Maximum number of bytes of a segment.
 _MOST_BYTES = 1 << 30
 
 
@@ -33,7 +33,7 @@ def _kind(value: Any) -> str | None:
     return None if value in list(DigestKind) else f"is none of {known}, so a newer raytf has written it"
 
 
-#: If it does not state the kind of its digests, they are of one of the first two kinds.
+#: Without a kind, `on_device` decides between the first two kinds of digests.
 _HEADER = untrusted_json.record(
     {
         "first": untrusted_json.whole,
@@ -51,9 +51,9 @@ class DigestSegment:
     """Digests of consecutive steps.
 
     Attributes:
-        first: the first step, from 1.
-        layout: what a row stands for.
-        rows: [n, B] uint8.
+        first: the first step, counted from 1.
+        layout: the layout of a row.
+        rows: [steps, bytes] uint8.
     """
 
     first: int
@@ -63,16 +63,16 @@ class DigestSegment:
 
 @dataclass(frozen=True)
 class RunDigests:
-    """Digests of a run's steps: those of its last attempts, as far as they reach.
+    """Digests of a run's steps; for repeated steps, those of the last attempt.
 
     Attributes:
-        segments: in the order of their steps, no step in two of them.
+        segments: in the order of their steps, without overlaps.
     """
 
     segments: Sequence[DigestSegment]
 
     def of(self, step: int) -> tuple[DigestLayout, bytes] | None:
-        """Return what is kept of a step, and what it stands for; None where nothing is kept."""
+        """Return the layout and the digests of a step, or None if it has no digests."""
         for segment in self.segments:
             if segment.first <= step < segment.first + len(segment.rows):
                 row = segment.rows[step - segment.first]
@@ -82,7 +82,7 @@ class RunDigests:
 
 def dump(layout: DigestLayout, rows: StepRows) -> bytes:
     """Return the contents of a segment's file."""
-    # Rows that an older raytf made have no digests, or are narrower.
+    # Rows from an older raytf have no digests, or shorter ones.
     digests = np.zeros((len(rows), layout.bytes), np.uint8)
     if rows.digests.shape[1] == layout.bytes:
         digests[:] = rows.digests
@@ -102,10 +102,10 @@ def parse(data: bytes, where: str) -> DigestSegment:
     """Parse a segment's file.
 
     Args:
-        where: the file, as a person would search for it.
+        where: the place of the file, for people.
 
     Raises:
-        DamagedFileError: it is none that raytf has written.
+        DamagedFileError: the file is damaged or not from raytf.
     """
     head, newline, raw = data.partition(b"\n")
     header = untrusted_json.parse(head, where, _HEADER)
@@ -123,11 +123,11 @@ def read(run: Storage, folder: str) -> RunDigests:
     """Read the digests of the steps of a run.
 
     Args:
-        folder: of the log of steps, in it.
+        folder: the folder of the step log in the run.
 
     Raises:
-        DamagedFileError: a segment is none that raytf has written.
-        StorageError: storage refuses.
+        DamagedFileError: a segment is damaged or not from raytf.
+        StorageError: the storage refuses.
     """
     names = set(run.list(folder))
     stems = {name.rpartition(".")[0] for name in names if name.endswith((SUFFIX, _LOSSES))}
@@ -137,17 +137,17 @@ def read(run: Storage, folder: str) -> RunDigests:
         where, first = f"{folder}/{stem}{SUFFIX}", stem.partition("-")[0]
         later = parse(run.get(where, _MOST_BYTES), run.locate(where)) if f"{stem}{SUFFIX}" in names else None
         begin = later.first if later is not None else int(first) if first.isdecimal() else None
-        if begin is not None:  # of an attempt without digests, too
+        if begin is not None:  # also for an attempt without digests
             segments = [before for segment in segments if (before := _up_to(segment, begin)) is not None]
         segments += [] if later is None else [later]
     return RunDigests(segments)
 
 
 def are_old(run: Storage, folder: str) -> bool:
-    """Return whether a run continues with digests that are not folded, since it began with them; see `DigestKind`.
+    """Return whether a run has unfolded digests, and must continue with this kind; see `DigestKind`.
 
     Raises:
-        StorageError: storage refuses.
+        StorageError: the storage refuses.
     """
     for name in sorted(run.list(folder), reverse=True):
         with contextlib.suppress(DamagedFileError):

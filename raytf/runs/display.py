@@ -19,36 +19,36 @@ from rich.text import Text
 from raytf.config.terminal_text import visible
 from raytf.runs.status import Status, clock_text, describe, learned, left, saved, where
 
-#: Seconds between plain lines, where there is no terminal.
+#: Seconds between status lines without a terminal.
 PLAIN_SECONDS = 5.0
-#: Seconds without a line there after which one says what the run does; below 10 even on a busy machine.
+#: Seconds without a line, without a terminal, before one shows the current stage; below 10 even on a busy machine.
 QUIET_SECONDS = 8.0
 #: The first stage, before anything else is known.
 _PREPARING = "preparing the run"
-#: Seconds between two drawings of the spinner.
+#: Seconds between two frames of the spinner.
 _TICK_SECONDS = 0.2
-#: Seconds without a change after which their number is shown.
+#: Seconds without a change after which the duration is shown.
 _STILL_SECONDS = 2.0
-#: Most and least characters of the bar, and those of the spinner behind it.
+#: Maximum and minimum width of the bar, and the width of the spinner after it.
 _BAR, _LEAST_BAR, _TURNING = 40, 5, 8
-#: The latest messages, which `say_early` does not repeat.
+#: The number of latest messages that `say_early` does not repeat.
 _RECENT = 100
-#: The stream for raytf's own lines where standard output belongs to a Keras program; None for standard output.
+#: The stream for raytf's own lines if standard output belongs to a Keras program; otherwise None.
 _own_stream: TextIO | None = None
 
 
 @contextlib.contextmanager
 def lines_on_stderr() -> Iterator[None]:
-    """Write raytf's own lines to the present standard error instead of standard output.
+    """Write raytf's own lines to the current standard error instead of standard output.
 
-    They are also seen while raytf silences what libraries write to standard error.
+    They are visible even while raytf silences libraries that write to standard error.
     """
     global _own_stream
     before = _own_stream
     with contextlib.ExitStack() as stack:
         _own_stream = sys.stderr
         own = sys.__stderr__
-        if own is not None and sys.stderr is own:  # else it is a notebook's or a test's
+        if own is not None and sys.stderr is own:  # otherwise it belongs to a notebook or a test
             with contextlib.suppress(OSError, ValueError):
                 number = os.dup(own.fileno())
                 _own_stream = stack.enter_context(open(number, "w", 1, encoding="utf-8", errors="backslashreplace"))
@@ -66,10 +66,10 @@ def stream_of(verbose: int) -> TextIO:
 
 
 class Screen:
-    """Lines that stay and, on a terminal, a part below them that is drawn again; a context manager.
+    """Permanent lines and, on a terminal, a live part below them; a context manager.
 
     Args:
-        console: where to; by default to the stream of raytf's own lines.
+        console: where to print; by default the stream of raytf's own lines.
     """
 
     def __init__(self, console: Console | None = None):
@@ -78,13 +78,12 @@ class Screen:
 
     @property
     def _draws(self) -> bool:
-        """Return whether the part below the lines is drawn; a terminal that cannot move its cursor gets lines, as a
-        file."""
+        """Whether the live part is drawn. A terminal that cannot move its cursor shows only lines, like a file."""
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
     def __enter__(self) -> Self:
         if self._draws:
-            # rich writes what the program prints above the bar, to the bar's terminal; a file gets it as it is.
+            # rich prints the program's output above the bar, on the bar's terminal. Output to a file must not change.
             self._live = Live(
                 console=self._console,
                 transient=True,
@@ -93,7 +92,7 @@ class Screen:
                 redirect_stderr=sys.stderr.isatty(),
             )
             self._live.start()
-            self._console.show_cursor(True)  # which would stay hidden if this process were killed
+            self._console.show_cursor(True)  # otherwise it would stay hidden if this process were killed
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -102,13 +101,13 @@ class Screen:
             self._live = None
 
     def say(self, message: str) -> None:
-        """Print a line that stays, or several."""
+        """Print one or several permanent lines."""
         self._print(message)
 
     def _print(self, message: str) -> None:
-        """Print lines that stay; escape sequences in them are shown and have no effect. A run does not end
-        because nobody reads its output any more (`| head`, a closed terminal)."""
-        # rich takes it for the end of the program, having redirected standard output to nowhere.
+        """Print permanent lines with escape sequences made visible. A closed output (`| head`, a closed terminal) does
+        not stop the run."""
+        # If the output is closed, rich redirects standard output to nowhere and exits the program.
         with contextlib.suppress(OSError, SystemExit):
             self._console.print(visible(message, lines=True), markup=False, soft_wrap=True)
 
@@ -117,10 +116,10 @@ class Display(Screen):
     """Shows the stages before a run trains, its statuses, and messages.
 
     Args:
-        shows_progress: whether stages and statuses are shown; messages always are.
-        shows_saves: whether statuses name checkpoints also where there is no trouble.
-        most_quiet: seconds without a line after which one says what the run does, where there is no terminal; None for
-            no such line.
+        shows_progress: whether to show stages and statuses; messages are always shown.
+        shows_saves: whether statuses name checkpoints even without trouble.
+        most_quiet: without a terminal, the seconds without a line before one shows the current stage; None for no such
+            line.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class Display(Screen):
         return self
 
     def say(self, message: str) -> None:
-        """Print a line that stays, or several."""
+        """Print one or several permanent lines, unless `say_early` has already printed them."""
         if message in self._early:
             self._early.remove(message)
             return
@@ -161,13 +160,13 @@ class Display(Screen):
         self._print(message)
 
     def say_early(self, message: str) -> None:
-        """Print a line that workers will send too, unless they have; their copy is then left out."""
+        """Print a line that workers also send, unless their copy was already printed. A later copy is dropped."""
         if message not in self._recent:
             self.say(message)
             self._early.add(message)
 
     def break_silence(self) -> None:
-        """Print the present stage and its duration, if no line was printed for the longest time allowed."""
+        """Print the current stage and its duration if no line was printed for `most_quiet` seconds."""
         if self._most_quiet is None or self._clock() - self._said_at < self._most_quiet:
             return
         words, began = (_PREPARING, self._made_at) if self._below is None else (self._below.words, self._below.began)
@@ -180,8 +179,8 @@ class Display(Screen):
         super().__exit__(*exc)
 
     def stage(self, text: str) -> None:
-        """Show a stage in which nothing is trained, and its duration, until the next stage or status. Where there is no
-        terminal, stages are shown only before the run trains for the first time."""
+        """Show a stage without training, and its duration, until the next stage or status. Without a terminal, stages
+        are shown only before the run trains for the first time."""
         if isinstance(self._below, StageLine) and self._below.words == text:
             return
         self._put(StageLine(text, self._clock))
@@ -217,8 +216,8 @@ class StageLine:
     """A line with a spinner, the name of a stage, and the seconds since it began.
 
     Attributes:
-        words: the stage.
-        began: when, by the clock.
+        words: the name of the stage.
+        began: the time when the stage began, by the clock.
     """
 
     moves = True
@@ -235,15 +234,15 @@ class StageLine:
 class Bar:
     """The progress of a run in two lines that fit a terminal, and a third one about saves.
 
-    Seconds are counted where nothing has changed for some of them, or where the run does not train.
+    A spinner counts the seconds if the step and the phase have not changed for a while.
 
     Args:
-        shows_saves: whether saves are named where there is no trouble.
+        shows_saves: whether to name saves even without trouble.
         clock: a monotonic clock, in seconds.
-        before: what was drawn for the status before.
+        before: the bar of the previous status.
 
     Attributes:
-        began: when its step and phase were new, by the clock.
+        began: the time when the step or the phase last changed, by the clock.
     """
 
     def __init__(self, status: Status, shows_saves: bool, clock: Callable[[], float], before: Bar | None):
@@ -259,7 +258,7 @@ class Bar:
 
     @property
     def moves(self) -> bool:
-        """Return whether it changes with time alone."""
+        """Whether the bar changes without a new status, because its spinner is shown."""
         return self._clock() - self.began >= _STILL_SECONDS
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
@@ -269,7 +268,7 @@ class Bar:
         turning = Text("  ") + _turning(self._spinner, self._clock(), self.began) if self.moves else Text()
         size = max(_LEAST_BAR, min(_BAR, options.max_width - len(after) - 2 - _TURNING))
         done = round(share * size)
-        # The parts differ without colors, too.
+        # The characters differ, too, for terminals without colors.
         yield _line(("━" * done, "green"), ("·" * (size - done), "bright_black"), f" {visible(after)}", turning)
         yield _line(visible("  ".join(learned(status))))
         saves = ", ".join(saved(status, self._shows_saves))
@@ -278,7 +277,7 @@ class Bar:
 
 
 class Ticker:
-    """Calls a function a few times a second, in a thread."""
+    """A thread that calls a function a few times a second."""
 
     def __init__(self, call: Callable[[], None]):
         self._call, self._over = call, threading.Event()
@@ -291,13 +290,13 @@ class Ticker:
 
     def _tick(self) -> None:
         while not self._over.wait(_TICK_SECONDS):
-            with contextlib.suppress(OSError, SystemExit):  # nobody reads it any more
+            with contextlib.suppress(OSError, SystemExit):  # the output is closed
                 self._call()
 
 
 def _turning(spinner: Spinner, now: float, began: float) -> Text:
     drawn = spinner.render(now)
-    assert isinstance(drawn, Text)  # it has no text of its own
+    assert isinstance(drawn, Text)  # because the spinner has no text
     return Text.assemble(drawn, (f" {clock_text(now - began)}", "dim"))
 
 

@@ -1,7 +1,7 @@
-"""Events of a run, as dataclasses: each of them is a row of the ledger, and has a text for people.
+"""Events of a run, as dataclasses. Each event is a row of the ledger, and has a text for people.
 
-A row may come from any version of raytf: fields that it lacks have defaults, and a row that lacks too much, or is of an
-unknown kind, is described by its fields.
+A row may come from any version of raytf. Missing fields have defaults; a row without a required field, or of an unknown
+kind, is described by its fields.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Any, ClassVar
 
 from raytf.runs.status import workers_text
 
-#: Characters of Ray's id of a node that people read; it has 56.
+#: Number of characters of Ray's node ID to show; the full ID has 56.
 _SHORT = 8
 _NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
-#: Tier of a state that workers had in their own memory, and continued with.
+#: The tier of a state that workers still had in their own memory and continued with.
 HELD = "held"
 _TIERS = {
     "new": "from the beginning",
     "memory": "from memory of the nodes",
     "durable": "from storage",
-    HELD: "where they were",
+    HELD: "from their own memory",
 }
-#: Why a driver ended that Ctrl-C stopped.
+#: The reason in the event of a driver that Ctrl-C stopped.
 INTERRUPTED = "interrupted"
-#: Fields that the text of an unknown row leaves out: they are shown elsewhere, or fill pages.
+#: Fields that the text of an unknown row omits, because they are shown elsewhere or are too long.
 _NOT_SAID = ("time", "kind", "step", "stall", "trace", "silent", "stacks", "rank", "attempt", "retry")
 
 
 @dataclass(frozen=True)
 class RunEvent:
-    """An event of a run. If a field's name in the ledger is a keyword of Python, the field has it as metadata."""
+    """An event of a run. If a field has another name in the ledger, its metadata has that name as `row`."""
 
     kind: ClassVar[str]
 
@@ -52,12 +52,12 @@ class FaultEvent(RunEvent):
     """An attempt ended.
 
     Attributes:
-        cause: as of `raytf.driver.supervision.failures.Cause`.
-        ranks, nodes: those to blame; nodes by Ray's ids.
-        failure: what happened, without a full stop.
+        cause: a value of `raytf.driver.supervision.failures.Cause`.
+        ranks, nodes: the ranks and nodes that caused it; nodes by Ray's IDs.
+        failure: a description of the failure, without a period.
         retry: whether the run continues.
         preemption: whether the loss was announced.
-        survived: whether the other workers continue where they are.
+        survived: whether the other workers continue without a restart.
     """
 
     kind: ClassVar[str] = "fault"
@@ -73,7 +73,7 @@ class FaultEvent(RunEvent):
         row = super().fields()
         if not self.survived:
             del row["survived"]
-        if self.preemption:  # after which every run continues
+        if self.preemption:  # every run continues after a preemption
             del row["retry"]
         return row
 
@@ -90,13 +90,13 @@ class Hang(RunEvent):
     """A worker makes no progress, and is stopped.
 
     Attributes:
-        rank: None where its group was starting, and it had none yet.
-        node, address, pid: where it is: Ray's id of the node, its IP address, the process.
-        where: the activity in which it hangs, or how that was noticed.
-        why: in words.
-        seconds: without progress.
-        file: of the run, with all stacks.
-        stacks: Python's, by rank.
+        rank: its rank, or None if its group was still starting.
+        node, address, pid: Ray's ID and the IP address of its node, and its process.
+        where: the activity in which it hangs, or how the hang was detected.
+        why: the reason, in words.
+        seconds: the time without progress.
+        file: the run's file with all stacks.
+        stacks: Python stacks by rank.
     """
 
     kind: ClassVar[str] = "hang"
@@ -113,13 +113,13 @@ class Hang(RunEvent):
 
     def fields(self) -> dict[str, Any]:
         row = super().fields()
-        if self.step is None:  # the status knows it
+        if self.step is None:  # taken from the status instead
             del row["step"]
         return row
 
     @property
     def who(self) -> str:
-        """Return the worker, also one without a rank."""
+        """A text that names the worker, even without a rank."""
         place = f" on node {self.address or short(self.node)}" if self.address or self.node else ""
         process = f" (pid {self.pid})" if self.pid else ""
         return f"a worker{place}{process}" if self.rank is None else f"rank {self.rank}"
@@ -132,7 +132,7 @@ class Hang(RunEvent):
 
 @dataclass(frozen=True)
 class Slow(RunEvent):
-    """A rank takes longer than its peers: `ratio` times as long."""
+    """A rank takes `ratio` times as long as its peers."""
 
     kind: ClassVar[str] = "straggler"
     rank: int
@@ -189,7 +189,7 @@ class Resize(_Change):
 
 @dataclass(frozen=True)
 class Waiting(RunEvent):
-    """The cluster has room for `possible` workers, but at least `wanted` must run."""
+    """The cluster can run `possible` workers, but the run needs at least `wanted`."""
 
     kind: ClassVar[str] = "waiting"
     possible: int
@@ -210,16 +210,16 @@ class Drain(RunEvent):
 
     @property
     def text(self) -> str:
-        return f"node {short(self.node)} is about to go{_deadline(self.deadline_seconds)}"
+        return f"node {short(self.node)} is about to leave{_deadline(self.deadline_seconds)}"
 
 
 @dataclass(frozen=True)
 class NoticeEvent(RunEvent):
-    """A cloud announced that it takes a node away."""
+    """A cloud announced that it will preempt a node."""
 
     kind: ClassVar[str] = "notice"
     node: str
-    notice: str = "it will go"
+    notice: str = "it will be preempted"
     deadline_seconds: float | None = None
 
     @property
@@ -242,7 +242,7 @@ class GroupStart(RunEvent):
 
 @dataclass(frozen=True)
 class WorkerLost(RunEvent):
-    """A worker beside parameter servers died; the others continue."""
+    """A worker of a run with parameter servers died; the others continue."""
 
     kind: ClassVar[str] = "worker_lost"
     worker: int
@@ -255,7 +255,7 @@ class WorkerLost(RunEvent):
 
 @dataclass(frozen=True)
 class AttemptEvent(RunEvent):
-    """A group has made its first step: where it began, and on which kind of machine its rank 0 computes."""
+    """A group has finished its first step. The event has the step from which it started, and the machine of rank 0."""
 
     kind: ClassVar[str] = "attempt"
     from_step: int | None = None
@@ -299,11 +299,11 @@ class SaveFailed(RunEvent):
 
 @dataclass(frozen=True)
 class Driver(RunEvent):
-    """A driver starts or ends.
+    """A driver starts or stops.
 
     Attributes:
         settings: at the start, flag -> value of the settings that differ from their defaults.
-        versions: at the start, of the packages that the run uses.
+        versions: at the start, the versions of the packages that the run uses.
     """
 
     kind: ClassVar[str] = "driver"
@@ -350,7 +350,7 @@ OTHERS = {
     "phase": ("The phase of the run changes.", "`phase`, `total`, `workers`, `loss`, `checkpoint`, `snapshot`"),
     "progress": (
         "Every 5 s while a driver runs.",
-        "as of `phase`, and `samples_per_second`, `samples_per_step`, `snapshot_bytes`",
+        "the fields of `phase`, and `samples_per_second`, `samples_per_step`, `snapshot_bytes`",
     ),
     "replicas": ("The ranks' weights differ.", "`of_step`, `from_step`, `ranks`, `fixed`, `text`"),
     "audit": ("A shard that was computed twice differs.", "`of_step`, `shard`, `ranks`, `text`"),
@@ -358,26 +358,26 @@ OTHERS = {
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """Return a row of the ledger in words."""
+    """Return the text of a ledger row for people."""
     event_class = KINDS.get(row["kind"])
     if event_class is not None:
         names = {_name(f): f.name for f in dataclasses.fields(event_class)}
         values = {names[name]: value for name, value in row.items() if name in names and value is not None}
         try:
             return event_class(**values).text
-        except (TypeError, ValueError, AttributeError):  # something is missing, or not what it should be
+        except (TypeError, ValueError, AttributeError):  # a field is missing or has a wrong type
             pass
     fields = ", ".join(f"{name} {value}" for name, value in row.items() if name not in _NOT_SAID)
     return without_ids(f"{row['kind']}: {fields}" if fields else row["kind"])
 
 
 def short(node: object) -> str:
-    """Return Ray's id of a node, for people."""
+    """Return Ray's ID of a node, shortened for people."""
     return str(node)[:_SHORT]
 
 
 def without_ids(text: str) -> str:
-    """Return a text with Ray's ids of nodes shortened."""
+    """Return a text with Ray's node IDs shortened."""
     return _NODE_ID.sub(lambda match: short(match.group()), text)
 
 
@@ -391,4 +391,4 @@ def _listed(name: str, values: Any) -> str:
 
 
 def _deadline(seconds: float | None) -> str:
-    return "" if seconds is None else f", {seconds:.0f} s"
+    return "" if seconds is None else f", in {seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""A run's history for people: its state, events in words and restarts, read from the ledger and the files beside it."""
+"""A run's history for people: its state, its events in words and its restarts, from the ledger and other files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raytf.runs.timeline import Span
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import attempt
 
-#: Kind of an event -> its sort for a reader; an event of any other kind is a note.
+#: Kind of an event -> its sort; an event of any other kind is a note.
 _CLASSES = {
     "fault": "fault",
     "hang": "fault",
@@ -35,7 +35,7 @@ _CLASSES = {
     "driver": "driver",
 }
 _FOLDERS = (run_log.ATTEMPTS, run_log.STEPS, "checkpoints")
-#: Kinds of events that `History.happenings` leaves out: signs of life, and news that other events report better.
+#: Kinds of events that `History.happenings` omits: heartbeats, and changes that other events report better.
 _QUIET = ("progress", "phase", "group")
 
 
@@ -47,8 +47,8 @@ class HistoryEvent:
         time: Unix time in seconds.
         kind: the event's kind in the ledger.
         sort: fault, notice, resize, start, save, driver or note.
-        step: the global step that the run was at, or None.
-        text: one line.
+        step: the global step of the run at that time, or None.
+        text: a description in one line.
     """
 
     time: float
@@ -60,15 +60,15 @@ class HistoryEvent:
 
 @dataclass(frozen=True)
 class RestartRecord:
-    """A start of a group of workers that finished its first step; the run's first start is one, too.
+    """A start of a group of workers that finished its first step, including the run's first start.
 
     Attributes:
         time: when the first step ended, as Unix time in seconds.
-        cause: why the group started, in words.
+        cause: the reason for the start, in words.
         is_first: whether it is the run's first start.
-        tier: where its state came from: new, memory, durable or held.
+        tier: the source of its state: new, memory, durable or held.
         from_step: the global step at which it started.
-        redone: number of steps that are repeated, as far as the driver knew.
+        redone: number of repeated steps, as far as the driver knew.
         phases: seconds of each phase of the start, in order.
     """
 
@@ -88,14 +88,14 @@ class RestartRecord:
 
 @dataclass(frozen=True)
 class History(Run):
-    """A run with everything that its ledger says about it. An unknown step is 0.
+    """A run with all facts from its ledger. An unknown step is 0.
 
     Attributes:
-        place: the run's folder, as people write it.
+        place: the run's folder, for people.
         seconds: category of time -> seconds.
         events: the ledger's events, in order.
-        samples_per_second: the rate over the run, while steps were made; None if unknown.
-        command: the words of the command that started it last.
+        samples_per_second: the rate over the time in which steps were made; None if unknown.
+        command: the words of the command that last started the run.
         changed: flag -> value, of the settings that were not at their defaults at the last start.
         made_with: the versions by name, and the machine, of the last start.
     """
@@ -117,10 +117,10 @@ class History(Run):
 
     @property
     def wall_clock(self) -> float:
-        """Return the seconds from the first event to the last one, without the time between the end of a finished run
-        and the start of the driver that trains it further. It is computed from the events alone, because the
-        booked time is compared with it. If a driver's clock is behind its predecessor's, the time between the two
-        drivers is unknown and left out."""
+        """The seconds from the first to the last event, without the time between the end of a finished run and the
+        start of a driver that continues it. It is computed from the events alone, because the booked time is compared
+        with it. If a driver's clock is behind its predecessor's, the time between the two drivers is unknown and
+        left out."""
         if not self.events:
             return 0.0
         gaps = (
@@ -137,16 +137,16 @@ class History(Run):
 
     @property
     def redone(self) -> int:
-        """Return how many steps were made more than once."""
+        """The number of repeated steps."""
         return sum(restart.redone for restart in self.restarts)
 
 
 def load(uri: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> History:
-    """Read a run. If its driver is on another machine, this takes some seconds: see `lease.is_held`.
+    """Read a run's history. If its driver is on another machine, this takes some seconds; see `lease.is_held`.
 
     Raises:
         ConfigError: there is no run.
-        StorageError: storage cannot be read.
+        StorageError: the storage cannot be read.
     """
     run = Storage(uri)
     contents, damaged = attempt(lambda: ledger.read_with_problems(run))
@@ -168,8 +168,8 @@ def load(uri: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[
 
 
 def load_with_steps(uri: str) -> tuple[History, dict[str, np.ndarray] | None]:
-    """Read a run as `load` does, and its steps as `raytf.read_steps` does. If the steps cannot be read, return None for
-    them and add the reason to the run's problems."""
+    """Read a run as `load` does, and its steps as `raytf.read_steps` does. If the steps cannot be read, return None
+    instead of them, and add the reason to the run's problems."""
     run = load(uri)
     try:
         return run, run_log.read_steps(uri)
@@ -178,7 +178,7 @@ def load_with_steps(uri: str) -> tuple[History, dict[str, np.ndarray] | None]:
 
 
 def with_sign(run: History, sign: Event) -> History:
-    """Return the history with a newer sign of life of its driver, without reading storage. If the sign is not newer
+    """Return the history updated with a heartbeat of its driver, without reading storage. If the heartbeat is not newer
     than the last event, or the run has ended, return the same history."""
     if not run.events or run.events[-1].get("state") == "ended" or sign["time"] <= run.events[-1]["time"]:
         return run
@@ -189,7 +189,7 @@ def with_sign(run: History, sign: Event) -> History:
 
 
 def build(place: str, events: Sequence[Event], result: dict[str, Any] | None, is_alive: bool) -> History:
-    """Return the history of a run from its events and its result alone.
+    """Return the history of a run from only its events and its result.
 
     Args:
         is_alive: whether a process owns the run.
@@ -203,7 +203,7 @@ def _of(run: Run, place: str, events: Sequence[Event], result: dict[str, Any] | 
 
 
 def _facts(events: Sequence[Event], result: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the fields of a `History` that follow from events and result alone."""
+    """Return the fields of a `History` that depend only on events and result."""
     spans = timeline.timeline(events)
     machine = _last(events, "machine").get("machine", "").partition(", TensorFlow")[0]
     return {
@@ -223,7 +223,7 @@ def _last(events: Sequence[Event], field: str) -> Event:
 
 
 def _name(place: str) -> str:
-    """Return a run's name, which for the n-th run of a program is PROGRAM/N."""
+    """Return a run's name; for run N of a program, it is PROGRAM/N."""
     parts = place.rstrip("/").split("/")
     return "/".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
 
@@ -251,7 +251,7 @@ def _rate(spans: Sequence[Span], events: Sequence[Event], result: dict[str, Any]
     records = _last(events, "samples_per_step").get("samples_per_step")
     if records:
         return timeline.steps_per_second(spans) * float(records)
-    # Earlier versions did not record how many samples a step has.
+    # Earlier versions did not record the number of samples in a step.
     rates = sorted(float(e["samples_per_second"]) for e in events if e.get("samples_per_second"))
     return rates[len(rates) // 2] if rates else None
 
@@ -265,7 +265,7 @@ def _happenings(events: Sequence[Event]) -> Iterator[HistoryEvent]:
         if kind == "driver":
             if event.get("state") == "started" and is_open and before is not None:
                 gap = max(0.0, event["time"] - before["time"])
-                text = f"the driver died; another one started {gap:.1f} s after its last word"
+                text = f"the driver died; another one started {gap:.1f} s after its last event"
                 yield HistoryEvent(before["time"], "driver", "fault", _step(before), text)
             is_open = event.get("state") == "started"
         if kind not in _QUIET:

@@ -1,8 +1,8 @@
-"""Lists the runs of a storage, and how far each is. Only reads, also beside live runs.
+"""Lists the runs of a storage with their progress. It only reads, and is safe beside live runs.
 
-A run is a folder with a lease, a result, checkpoints, attempts or a ledger in it; those of a program lie in a folder of
-its name. Everything comes from one list of the storage and, for each run, its lease, its result, its newest
-manifests and the end of its ledger. A run with a damaged file hides no other one.
+A run is a folder with a lease, a result, checkpoints, attempts or a ledger; the runs of a program are in a folder with
+its name. The facts come from one listing of the storage and, for each run, from its lease, its result, its newest
+manifests and the end of its ledger. A run with a damaged file does not hide other runs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from raytf.storage.local_files import StoredFile, is_plain
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import SMALL, attempt
 
-#: An owner on another machine lives if it renews its lease within this time.
+#: An owner on another machine counts as alive if it renews its lease within these seconds.
 WATCH_SECONDS = 2 * RENEW_SECONDS
 _READERS = 8
-#: Checkpoints of a run that are inspected, at least: the newest ones, as many as most runs keep.
+#: Minimum number of a run's newest checkpoints to inspect; most runs keep as many.
 _LOOKS = 3
-#: The file that makes a folder one of a search, and the file that its command writes when it has found the best trial.
+#: The file that marks the folder of a search, and the file that is written when the best trial is known.
 _SEARCH, _BEST = f"{run_folder.SEARCH}/{run_folder.SEARCH_IDENTITY}", f"{run_folder.BEST_TRIAL}/parameters.json"
 _FOUND = untrusted_json.record(
     {"metric": untrusted_json.text, "value": untrusted_json.optional(untrusted_json.number)}, {}
@@ -42,11 +42,11 @@ _FOUND = untrusted_json.record(
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run, with what the storage's list said of it before it was read.
+    """A run, with the storage's listing of it before it was read.
 
     Attributes:
-        files: of its folder.
-        problems: of its folders, a line each.
+        files: the files in its folder.
+        problems: the problems of its folders, one line each.
     """
 
     files: tuple[StoredFile, ...]
@@ -54,7 +54,7 @@ class ListedRun:
     run: Run
 
 
-#: A run's result, None for none, and why it cannot be read.
+#: A run's result or None, and the error if it cannot be read.
 ReadResult = tuple[dict[str, Any] | None, DamagedFileError | None]
 
 
@@ -66,10 +66,10 @@ def survey(
     """Return all runs of a storage, by name.
 
     Args:
-        say: called with a line when leases have to be watched for a while.
+        say: called with a message before leases are watched for some seconds.
 
     Raises:
-        StorageError: storage refuses.
+        StorageError: the storage refuses.
     """
     return [listed.run for listed in survey_again(storage, {}, say, sleep).values()]
 
@@ -80,12 +80,12 @@ def survey_again(
     say: Callable[[str], None] = lambda message: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, ListedRun]:
-    """Return all runs by name, as `survey` does; those without a lease whose files have not changed are as known."""
+    """Return all runs by name, as `survey` does. Reuse a known run if it has no lease and its files are unchanged."""
     folders: dict[str, list[StoredFile]] = {}
     unread: list[str] = []
     for file in storage.files(skipped=unread):
         name, _, inner = file.name.partition("/")
-        # A name that no URI can hold is none of a run: --run takes none such.
+        # --run refuses names that cannot be part of a URI, so such a folder is not a run.
         if inner and is_plain(name) and (storage.is_local or not set("?#@%") & set(name)):
             folders.setdefault(name, []).append(StoredFile(inner, file.bytes, file.modified))
     files_by_run = {path: files for name in sorted(folders) for path, files in runs_in(name, folders[name])}
@@ -106,11 +106,11 @@ def survey_again(
 
 
 def read_run(run: Storage, events: Sequence[Event], lives: bool, result: ReadResult) -> Run:
-    """Return one run, of which the caller knows ledger, owner and result.
+    """Return one run whose ledger, owner and result the caller has already read.
 
     Args:
-        lives: whether a process owns it.
-        result: its result, and why that cannot be read.
+        lives: whether a live process owns the run.
+        result: the run's result, and the error if it cannot be read.
     """
     unread: list[str] = []
     files = list(run.files(skipped=unread))
@@ -120,11 +120,11 @@ def read_run(run: Storage, events: Sequence[Event], lives: bool, result: ReadRes
 
 
 def runs_in(name: str, files: list[StoredFile]) -> Iterator[tuple[str, list[StoredFile]]]:
-    """Return the run or the search in a folder of a storage, or the runs that a program has there, with their files.
+    """Yield the run or the search in a folder of a storage, or each run of a program there, with its files.
 
     Args:
-        name: of the folder, which begins the names of the runs.
-        files: of the folder.
+        name: the name of the folder, with which the names of the runs begin.
+        files: all files in the folder.
     """
     if _is_search(files) or any(_is_of_a_run(file.name) for file in files):
         yield name, files
@@ -149,7 +149,7 @@ def _lease_of(files: list[StoredFile]) -> str | None:
 
 
 def _is_of_a_run(name: str) -> bool:
-    # A run that ended before its first step has a ledger alone.
+    # A run that ended before its first step has only a ledger.
     known = (LEASE_FILE, run_log.RESULT, run_log.ATTEMPTS, manifest.FOLDER)
     return any(_is_in(name, part) for part in known) or (_is_in(name, ledger.FOLDER) and name.endswith(ledger.SUFFIX))
 
@@ -232,8 +232,8 @@ def _read_search(
 def _newest(
     run: Storage, files: Sequence[StoredFile], complete: list[str], problems: list[str]
 ) -> tuple[int | None, CheckpointDocument]:
-    """Return step and document of the newest checkpoint that is whole by the sizes of its files. Add what is wrong with
-    it and with older ones to the problems."""
+    """Return the step and the document of the newest checkpoint whose files have the right sizes. Add the defects of
+    the inspected checkpoints to the problems."""
     newest: tuple[int | None, CheckpointDocument] = (None, CheckpointDocument())
     for i, name in enumerate(complete):
         if i >= _LOOKS and newest[0] is not None:
@@ -248,7 +248,7 @@ def _newest(
         except RunMismatchError as error:
             problems.append(f"{folder}: {str(error).removeprefix(f'checkpoint {name} ')}".rstrip("."))
         except CheckpointError as error:
-            if run.exists(f"{folder}/{manifest.FILE}"):  # else retention was faster
+            if run.exists(f"{folder}/{manifest.FILE}"):  # otherwise it was deleted by retention
                 problems.append(f"{folder}: {str(error).removeprefix(f'checkpoint {name}: ')}".rstrip("."))
         except StorageError as error:
             if error.kind not in ("missing", "denied"):
@@ -266,7 +266,7 @@ def _living(
     say: Callable[[str], None],
     sleep: Callable[[float], None],
 ) -> dict[str, bool]:
-    """Return whether the owner of each run's lease lives: by its process on this machine, by renewals on others."""
+    """Return whether the owner of each run's lease is alive, by its process on this machine, otherwise by renewals."""
     boot = Lease(storage).owner["boot"]
     lives: dict[str, bool] = {}
     watched: dict[str, bytes | None] = {}
@@ -283,7 +283,7 @@ def _living(
             watched[name] = text
     if watched:
         runs = f"{len(watched)} run{'s' if len(watched) > 1 else ''}"
-        say(f"watching for {WATCH_SECONDS:.0f} s whether the owners of {runs} on other machines live")
+        say(f"watching for {WATCH_SECONDS:.0f} s whether the owners of {runs} on other machines are alive")
         sleep(WATCH_SECONDS)
     for name, text in watched.items():
         now, _ = attempt(lambda name=name: storage.get_or_none(leases[name], SMALL))  # type: ignore[misc]

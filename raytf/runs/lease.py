@@ -1,10 +1,10 @@
-"""A run belongs to one live process: a small file beside it says which, and is renewed while that process lives.
+"""Ownership of a run by one live process: a lease file in the run's folder names the owner, which renews it.
 
-It is created, renewed and taken over by compare-and-swap: atomically on a local file system, and on S3 by conditional
-writes. Where a store has none of those, or of one kind alone (see `Storage.is_conditional`), the commands that want the
-run put up claims first, so that one of them writes (see `claims`), and it reads the file back after a moment. An owner
-that was suspended notices that its lease is another's, and everything that it had begun checks the lease
-(`check_owner`) before it changes files that others restore. `lease_decisions` has the decisions.
+The lease is created, renewed and taken over by compare-and-swap: atomically on a local file system, and by conditional
+writes on S3. If a store does not support both kinds of conditional writes (see `Storage.is_conditional`), the competing
+commands write claims first, so that only one of them writes the lease (see `claims`) and reads it back after a moment.
+An owner that was suspended detects that its lease was taken over; work that it started checks the lease (`check_owner`)
+before it changes files that others restore. `lease_decisions` has the decisions.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SETTLE_SECONDS = 0.5
 
 
 class Lease:
-    """Ownership of a run. Use as a context manager around everything that writes to it.
+    """Ownership of a run. Use it as a context manager around all code that writes to the run.
 
     Args:
-        say: called with a line when another process's lease has to be watched for a while.
-        latest_term: returns the highest term that earlier owners left in the run, other than in a lease.
+        say: called with a message before another process's lease is watched for some seconds.
+        latest_term: returns the highest term that earlier owners left in the run, except in a lease.
 
     Raises:
-        RunInUseError: on entering, when another live process owns the run.
+        RunInUseError: on entering, if another live process owns the run.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Lease:
         }
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
-        #: Set when another process took the run over while this one was suspended.
+        #: Set if another process took over the run while this one was suspended.
         self.lost = threading.Event()
 
     def __enter__(self) -> Lease:
         try:
             self._carry_out(lease_decisions.taking(self.owner, self._run.locate(""), self._run.locate(LEASE_FILE)))
             self._thread.start()
-        except BaseException:  # Ctrl-C, too: a lease that this process left would keep itself out
+        except BaseException:  # also Ctrl-C: a lease left behind would lock out this process
             self._stop.set()
             self._give_back()
             raise
@@ -77,9 +77,9 @@ class Lease:
         self.release()
 
     def release(self) -> None:
-        """Release the run; may be called again."""
+        """Release the run. It can be called more than once."""
         self._stop.set()
-        self._thread.join(RENEW_SECONDS)  # or its last renewal comes after the deletion
+        self._thread.join(RENEW_SECONDS)  # otherwise its last renewal could come after the deletion
         self._give_back()
 
     def _give_back(self) -> None:
@@ -91,7 +91,7 @@ class Lease:
             self.lost.set()
 
     def _carry_out(self, decisions: lease_decisions.Decisions, stop: threading.Event | None = None) -> None:
-        """Carry out commands until there are none left, or until the event is set."""
+        """Carry out commands until none is left or the event is set."""
         try:
             command = next(decisions)
             while stop is None or not stop.is_set():
@@ -105,7 +105,7 @@ class Lease:
             pass
 
     def _answer(self, command: lease_decisions.Command, stop: threading.Event | None) -> Any:
-        """Carry out a command, and return its answer; None where it has none."""
+        """Carry out a command, and return its answer, if any."""
         match command:
             case lease_decisions.Read():
                 return self._read()
@@ -124,32 +124,32 @@ class Lease:
             case lease_decisions.Say(text) if stop is None:
                 return self._say(text)
             case lease_decisions.Say(text):
-                # The reader of the output may be gone (`| head`), which must not end the renewals.
+                # A closed output (`| head`) must not stop the renewals.
                 with contextlib.suppress(OSError, SystemExit):
                     self._say(text)
 
     def _read(self) -> lease_decisions.Found:
         try:
             return self._run.get_version(LEASE_FILE)
-        except DamagedFileError as error:  # no file, or a giant one, which no owner replaces
+        except DamagedFileError as error:  # not a file, or a giant one, which no owner replaces
             raise DamagedFileError(
-                error.file, error.reason, "No process owns a run by such a lease: delete it."
+                error.file, error.reason, "No process can own a run with such a lease. Delete it."
             ) from None
 
     def _claim(self, text: bytes, version: str | None) -> None:
         claims.write(self._run, LEASE_FILE, text, version, self._clock, self._sleep)
         if not self._run.is_conditional():
-            self._sleep(_SETTLE_SECONDS)  # of two that write in one instant all the same, the last one stays
+            self._sleep(_SETTLE_SECONDS)  # if two processes still write at the same time, the last one wins
 
 
-#: By the run's URI: a process that asks again and again, such as `raytf ui`, rarely has to wait.
+#: Watches by the run's URI, so that a process that asks repeatedly, such as `raytf ui`, rarely has to wait.
 _watches: dict[str, LeaseWatch] = {}
 
 
 def is_held(
     run: Storage, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Return whether a live process owns a run. For an owner on another machine, wait up to 8 s for its renewal."""
+    """Return whether a live process owns a run. If the owner is on another machine, wait up to 8 s for a renewal."""
     watch = _watches.setdefault(run.uri, LeaseWatch())
     while True:
         holder = lease_decisions.holder_of(_read(run))
@@ -164,14 +164,14 @@ def is_held(
 
 
 def check_owner(run: Storage, owner: str) -> None:
-    """Do nothing as long as a lease is its owner's; for what writes in the owner's name, in other processes too.
+    """Check that an owner still has the lease. Any process that writes for the owner can call it.
 
     Args:
-        owner: `id` of a Lease's owner.
+        owner: the `id` of a Lease's owner.
 
     Raises:
         RunInUseError: the run belongs to another process, or to none.
-        StorageError: that cannot be known.
+        StorageError: the lease cannot be read.
     """
     lease_decisions.check(_read(run), owner, run.locate(""))
 
@@ -182,7 +182,7 @@ def _read(run: Storage) -> lease_decisions.Found:
 
 
 def _boot_id() -> str:
-    # A container has its own process numbers, so its name space belongs to the machine's identity.
+    # Containers have their own process numbers, so the PID namespace is part of the machine's identity.
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/pid')}"

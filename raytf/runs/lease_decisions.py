@@ -1,7 +1,7 @@
-"""Decides who owns a run, without storage, clocks or threads; `raytf.runs.lease` carries out the decisions.
+"""Decides which process owns a run, without storage, clocks or threads. `raytf.runs.lease` carries out the decisions.
 
-`taking`, `renewing` and `giving_back` are generators: they yield a command and are sent its answer, or get the error
-of storage raised where they wait.
+`taking`, `renewing` and `giving_back` are generators. The caller sends the answer to each command that they yield, or
+throws the storage's error.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from raytf.errors import DamagedFileError, RunInUseError, StorageError, one_line
 from raytf.storage import untrusted_json
 
 RENEW_SECONDS = 4.0
-#: An owner on another machine counts as dead when its lease was not renewed for this long.
+#: An owner on another machine counts as dead after these seconds without a renewal.
 STALE_SECONDS = 20.0
 #: Number of the renewal that precedes the deletion of a lease.
 _LAST_BEAT = -1
-#: Seconds between two looks at a lease whose owner may be dead.
+#: Seconds between two reads of a lease whose owner may be dead.
 LOOK_SECONDS = 1.0
 _WORD = untrusted_json.optional(untrusted_json.text)
 _LEASE = untrusted_json.record(
@@ -27,7 +27,7 @@ _LEASE = untrusted_json.record(
     {"host": _WORD, "boot": _WORD, "pid": untrusted_json.whole, "started": _WORD, "term": untrusted_json.whole},
 )
 
-#: Bytes of a lease as it was read, and its version; None where there is none.
+#: The bytes of a lease and its version, or None if there is no lease.
 Found = tuple[bytes, str] | None
 
 
@@ -38,10 +38,10 @@ class Read:
 
 @dataclass(frozen=True)
 class Claim:
-    """Write a lease that others may want to write as well. No answer: it must be read again to know who has won.
+    """Write a lease that other processes may also write. It has no answer: read the lease to see which process won.
 
     Attributes:
-        version: of the lease that it replaces; None where there must be none.
+        version: the version of the lease to replace; None if no lease may exist.
     """
 
     text: bytes
@@ -50,7 +50,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Renew:
-    """Replace a lease that is this process's; the answer is whether it still was of the version."""
+    """Replace this process's lease. The answer is whether the lease still had the version."""
 
     text: bytes
     version: str
@@ -70,19 +70,19 @@ class Wait:
 
 @dataclass(frozen=True)
 class ProcessStart:
-    """The answer is when a process of this machine was started, as `raytf._process.process_start` says it."""
+    """Look up when a process of this machine started. The answer is that of `raytf._process.process_start`."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class LatestTerm:
-    """The answer is the highest term that earlier owners left in the run, other than in a lease."""
+    """Look up the highest term that earlier owners left in the run, except in a lease. The answer is the term."""
 
 
 @dataclass(frozen=True)
 class Say:
-    """Tell the user something."""
+    """Show a message to the user."""
 
     text: str
 
@@ -92,22 +92,22 @@ Decisions = Generator[Command, Any, None]
 
 
 def parse(data: bytes, where: str) -> dict[str, Any]:
-    """Return who holds a lease.
+    """Parse a lease, and return its holder.
 
     Args:
-        where: it was read from, as a person would look for it.
+        where: the place of the file, for people.
 
     Raises:
-        DamagedFileError: it is no lease.
+        DamagedFileError: the bytes are not a lease.
     """
     return untrusted_json.parse(data, where, _LEASE)
 
 
 def holder_of(lease: Found) -> dict[str, Any] | None:
-    """Return who holds a lease.
+    """Return the holder of a lease.
 
     Returns:
-        None where there is none, or a damaged one: whoever wrote it has lost it.
+        None if there is no lease or it is damaged; the writer of a damaged lease has lost it.
     """
     try:
         return None if lease is None else parse(lease[0], "lease")
@@ -116,17 +116,17 @@ def holder_of(lease: Found) -> dict[str, Any] | None:
 
 
 def is_owner(lease: Found, owner: str) -> bool:
-    """Return whether a lease is an owner's, by its `id`."""
+    """Return whether the owner with this `id` holds a lease."""
     holder = holder_of(lease)
     return holder is not None and holder["id"] == owner
 
 
 def check(lease: Found, owner: str, run: str) -> None:
-    """Do nothing as long as a lease is its owner's.
+    """Check that an owner still holds a lease.
 
     Args:
-        owner: `id` of the owner in whose name something is to be written.
-        run: where the run is, for people.
+        owner: the `id` of the owner for which the caller wants to write.
+        run: the place of the run, for people.
 
     Raises:
         RunInUseError: the run belongs to another process, or to none.
@@ -138,17 +138,17 @@ def check(lease: Found, owner: str, run: str) -> None:
 
 
 def taking(owner: dict[str, Any], run: str, file: str) -> Decisions:
-    """Take a run, once its last owner is dead.
+    """Take ownership of a run after its last owner has died.
 
     Args:
-        owner: this process; gets its term.
-        run: where the run is, for people.
-        file: where its lease is, for people.
+        owner: this process; its `term` is set.
+        run: the place of the run, for people.
+        file: the place of its lease, for people.
 
     Raises:
         RunInUseError: another live process owns the run.
     """
-    # Before anything is written, so that a command that starts while the owner lives fails at once.
+    # Before anything is written, so that a command fails immediately if the owner is alive.
     version = yield from _wait_for_death(owner, run, file)
     owner["term"] = 1 + max(owner["term"], (yield LatestTerm()))
     yield Claim(_text(owner, 0), version)
@@ -158,27 +158,27 @@ def taking(owner: dict[str, Any], run: str, file: str) -> Decisions:
 
 
 def _wait_for_death(owner: dict[str, Any], run: str, file: str) -> Generator[Command, Any, str | None]:
-    """Return the version of the lease that a dead process left; None where there is none any more."""
+    """Return the version of the lease that a dead process left, or None if there is no lease."""
     lease = yield Read()
     if lease is None:
         return None
     try:
         first = parse(lease[0], file)
     except DamagedFileError as error:
-        # Its writer notices at its next renewal that the lease is another's, and stops.
+        # If its writer is alive, it detects the takeover at its next renewal, and stops.
         yield Say(f"{str(error).rstrip('.')}; this process takes the run over")
         return lease[1]
     owner["term"] = first.get("term", 0)
     if first.get("boot") == owner["boot"]:
-        # A process of this boot of this machine is certain to be dead when it is gone.
+        # On the same boot of the same machine, a process that does not exist is certainly dead.
         if (yield ProcessStart(first.get("pid", 0))) != first.get("started"):
             return lease[1]
         raise RunInUseError(_in_use(run, first))
     yield Say(
         f"run {run} was last owned by process {first.get('pid')} on {first.get('host')}; "
-        f"watching for up to {STALE_SECONDS:.0f} s whether it still lives"
+        f"watching for up to {STALE_SECONDS:.0f} s whether it is still alive"
     )
-    # Reads are counted, not seconds: an outage of storage, in which the owner cannot renew its lease, is one read.
+    # Count reads, not seconds: an outage of storage, in which the owner cannot renew its lease, is only one read.
     for _ in range(round(STALE_SECONDS / LOOK_SECONDS)):
         yield Wait(LOOK_SECONDS)
         now = yield Read()
@@ -199,10 +199,10 @@ def _in_use(run: str, holder: dict[str, Any]) -> str:
 def renewing(owner: dict[str, Any], run: str) -> Decisions:
     """Renew a lease until it is lost, which ends the generator.
 
-    An outage of storage ends no run; another owner cannot get in through it either.
+    An outage of storage does not stop the run, because no other process can take the lease in an outage either.
 
     Args:
-        run: where the run is, for people.
+        run: the place of the run, for people.
     """
     beat, failed, refused = 0, 0, 0
     while True:
@@ -212,16 +212,16 @@ def renewing(owner: dict[str, Any], run: str) -> Decisions:
             if not is_owner(lease, owner["id"]):
                 return
             beat += 1
-            # Refused while another process takes the run over, as the next read will show.
+            # A refusal can mean that another process is taking over the run; the next read shows it.
             refused = 0 if (yield Renew(_text(owner, beat), lease[1])) else refused + 1
-            problem = "storage refuses the write, and nobody else owns it" if refused > 1 else ""
-        except Exception as error:  # whatever it is: a lease that is renewed no more ends the run
+            problem = "storage refuses the write, although this process owns it" if refused > 1 else ""
+        except Exception as error:  # any error: without renewals, the run would lose its lease
             problem = one_line(error, 300)
         if problem and not failed:
             yield Say(
                 f"the lease of run {run} cannot be renewed: {problem.rstrip('.')}. Trying again "
-                f"every {RENEW_SECONDS:.0f} s; after {STALE_SECONDS:.0f} s without a renewal a command on another "
-                "machine takes the run over"
+                f"every {RENEW_SECONDS:.0f} s; after {STALE_SECONDS:.0f} s without a renewal, a command on another "
+                "machine can take over the run"
             )
         if failed and not problem and not refused:
             yield Say(f"the lease of run {run} is renewed again, after {failed} failures")
@@ -229,10 +229,10 @@ def renewing(owner: dict[str, Any], run: str) -> Decisions:
 
 
 def giving_back(owner: str) -> Decisions:
-    """Delete the lease if it is an owner's, by its `id`.
+    """Delete the lease if the owner with this `id` holds it.
 
-    The lease is renewed first. Another process, which watched it during an outage of storage, may be about to take the
-    run over, and the lease of that process must not be deleted. Nobody takes over a lease that was renewed just now.
+    The lease is renewed first: another process, which watched it during an outage of storage, may be about to take over
+    the run, and its lease must not be deleted. A lease that was just renewed is not taken over.
     """
     try:
         lease = yield Read()
@@ -241,7 +241,7 @@ def giving_back(owner: str) -> Decisions:
             if is_mine:
                 yield Delete()
     except StorageError:
-        pass  # the next owner finds this process dead
+        pass  # the next owner will detect that this process is dead
 
 
 def _text(owner: dict[str, Any], beat: int) -> bytes:
@@ -249,7 +249,7 @@ def _text(owner: dict[str, Any], beat: int) -> bytes:
 
 
 class LeaseWatch:
-    """Watches a lease whose owner is on another machine: only its renewals show that it lives. The times of both
+    """Watches a lease whose owner is on another machine. Only renewals show that the owner is alive; the clocks of both
     machines are never compared."""
 
     def __init__(self) -> None:
@@ -258,14 +258,14 @@ class LeaseWatch:
         self._read_at = self._since = self._renewed_at = float("-inf")
 
     def see(self, holder: dict[str, Any], now: float) -> bool | None:
-        """Take what the lease holds.
+        """Record a read of the lease.
 
         Args:
-            holder: as it was read.
-            now: seconds of this machine's monotonic clock.
+            holder: the holder in the lease.
+            now: the time of this machine's monotonic clock, in seconds.
 
         Returns:
-            Whether the owner lives; None if the lease has to be read again.
+            Whether the owner is alive; None if the lease has to be read again.
         """
         if holder != self._holder:
             if now - self._read_at < STALE_SECONDS:

@@ -1,10 +1,10 @@
 """The ledger: the events of a run, in files beside its checkpoints.
 
-    ledger/000001-20261121T101500.123-3f2a9c-0000.jsonl     events of one driver, a JSON object a line, in order
+    ledger/000001-20261121T101500.123-3f2a9c-0000.jsonl     events of one driver in order, one JSON object per line
 
-Object stores cannot append, so each driver writes files of its own: the last one again and again while it is short,
-then the next. A driver that is killed loses the seconds since its last write; a driver that lives loses nothing while
-storage is away.
+Object stores cannot append, so each driver writes its own files: it rewrites the last one while that is short, then
+starts the next. A driver that is killed loses the seconds since its last write. A live driver loses nothing while
+storage is unavailable.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from raytf.storage import strict_json, untrusted_json
 from raytf.storage.storage import Storage
 
 FOLDER = "ledger"
-#: The suffix of its files' names.
+#: The suffix of the files with events.
 SUFFIX = ".jsonl"
-#: Beside them: the newest sign of life of the newest driver, replaced again and again.
+#: The file with the newest heartbeat of the newest driver, which is replaced repeatedly.
 LIVE = "live.json"
-#: Events of a file; the last file is written again at each flush, so it stays short.
+#: Maximum number of events in a file; the last file is written again at each flush, so it must be short.
 FILE_EVENTS = 500
-#: Events that wait for storage at most; the oldest go first.
+#: Maximum number of events that wait for storage; beyond it, the oldest are dropped.
 MOST_WAITING = 100_000
-#: A line, the lines of a file and the bytes of all files that are read at the most: what writes them stays far below.
+#: Limits for readers: bytes of a line, lines of a file, and bytes of all files. Writers stay far below them.
 _LINE_BYTES, _FILE_LINES, _ALL_BYTES = 4 << 20, 20 * FILE_EVENTS, 1 << 30
 Event = dict[str, Any]
 _COUNT, _SECONDS = untrusted_json.optional(untrusted_json.whole), untrusted_json.optional(untrusted_json.finite)
@@ -64,36 +64,36 @@ _WITH_ATTEMPTS = (run_log.STEPS, run_log.ATTEMPTS, manifest.FOLDER)
 
 @dataclass(frozen=True)
 class EventClock:
-    """The clock of a driver's events, also in other processes of its machine. It only goes forward; the machine's own
-    clock may be set while a run trains.
+    """The clock for a driver's events, valid in all processes of its machine. It never goes back, even if the machine's
+    clock is set while a run trains.
 
     Attributes:
-        began: seconds of the epoch when the machine was started, as it knew them when this clock was made.
+        began: the boot time in seconds since the epoch, as known when this clock was created.
     """
 
     began: float
 
     @classmethod
     def of_now(cls) -> EventClock:
-        """Return a clock that agrees with the machine's at this moment."""
+        """Return a clock that agrees with the machine's clock now."""
         return cls(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
 
     def __call__(self) -> float:
-        """Return the present time in seconds of the epoch."""
+        """Return the current time in seconds since the epoch."""
         return self.began + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-#: The beginning of a name.
+#: The term at the beginning of a name.
 _DRIVER = re.compile(r"(\d{6})-", re.ASCII)
 
 
 def name_of(term: int) -> str:
-    """Return a name for the driver with a term: see `latest_term`."""
+    """Return a name for the driver with this term; see `latest_term`."""
     return f"{term:06d}-{stamp()}"
 
 
 def driver_of(file: str) -> int:
-    """Return the term of the driver that wrote a file of the ledger; 0 if its name has none."""
+    """Return the term in the name of a ledger file, or 0 if it has none."""
     match = _DRIVER.match(file)
     return 0 if match is None else int(match[1])
 
@@ -102,45 +102,45 @@ class Ledger:
     """Writes the events of one driver.
 
     Args:
-        name: of this driver, unlike that of any other; names sort by the order of drivers: see `name_of`.
-        most_waiting: events that wait for storage at most; of more, the oldest are lost.
+        name: the unique name of this driver, from `name_of`; names sort by the order of drivers.
+        most_waiting: maximum number of events that wait for storage; beyond it, the oldest are lost.
     """
 
     def __init__(self, run: Storage, name: str, most_waiting: int = MOST_WAITING):
         self._run, self._most, self.name = run, most_waiting, name
         self._lock, self._writing = threading.Lock(), threading.Lock()
-        #: Events of the present file and later ones.
+        #: Events of the current file and later files.
         self._events: deque[Event] = deque()
         self._file = 0
-        #: Events of the present file that are on storage, and a number that changes with every event.
+        #: Number of events of the current file that are written, of all events added, and of those that are on storage.
         self._written, self._added, self._seen = 0, 0, 0
 
     def add(self, events: Iterable[Event]) -> None:
-        """Add events, in order; each has at least `time`, in seconds of the epoch, and `kind`."""
+        """Add events in order. Each has at least `time`, in seconds since the epoch, and `kind`."""
         with self._lock:
             for event in events:
                 self._events.append(event)
                 self._added += 1
             while len(self._events) - self._written > self._most:
-                # Drop the oldest waiting rows: rows that were written belong to a file that is written again.
+                # Drop the oldest waiting rows, because written rows belong to a file that is written again.
                 del self._events[self._written]
 
     def sign(self, event: Event) -> None:
-        """Replace the sign of life, which readers take for the last event until a newer one is in the log. Where
-        storage refuses, the next one counts."""
+        """Replace the heartbeat, which readers use as the last event until a newer event is in the ledger. Errors of
+        storage are ignored, because the next heartbeat replaces this one."""
         row = strict_json.dumps({**event, "driver": self.name}, default=str)
         with contextlib.suppress(StorageError):
             self._run.put(f"{FOLDER}/{LIVE}", row.encode())
 
     def flush(self) -> bool:
-        """Write all added events to storage. Return False where storage refuses; the next flush tries again."""
+        """Write all added events to storage. Return False if storage refuses; the next flush tries again."""
         with self._writing:
             while True:
                 with self._lock:
                     if self._seen == self._added:
                         return True
                     part, seen = list(itertools.islice(self._events, FILE_EVENTS)), self._added
-                    self._written = len(part)  # from now on they are not among those that wait
+                    self._written = len(part)  # they no longer count as waiting
                 text = "".join(strict_json.dumps(event, default=str) + "\n" for event in part)
                 try:
                     self._run.put(f"{FOLDER}/{self.name}-{self._file:04d}{SUFFIX}", text.encode())
@@ -158,16 +158,16 @@ class Ledger:
 
 
 def read(run: Storage, before: str | None = None) -> list[Event]:
-    """Return all events of a run, in the order of its drivers, without damaged ones.
+    """Return all undamaged events of a run, in the order of its drivers.
 
     Args:
-        before: a driver's name; only what earlier ones wrote.
+        before: the name of a driver, to return only events of earlier drivers.
     """
     return read_with_problems(run, before)[0]
 
 
 def read_with_problems(run: Storage, before: str | None = None) -> tuple[list[Event], list[str]]:
-    """Return the events as `read` does, and a line with file and reason for each damaged place."""
+    """Return the events as `read` does, and a line with the file and the reason for each damage."""
     names = run.list(FOLDER)
     files = [name for name in names if name.endswith(SUFFIX) and (before is None or name < before)]
     events: list[Event] = []
@@ -179,12 +179,11 @@ def read_with_problems(run: Storage, before: str | None = None) -> tuple[list[Ev
 
 
 def newest(run: Storage, names: Iterable[str], is_enough: Callable[[Sequence[Event]], bool]) -> list[Event]:
-    """Return the last events of a run, in order: of as many files as it takes until they are enough, without damaged
-    ones.
+    """Return the last undamaged events of a run, in order, from as many files as needed.
 
     Args:
-        names: of the files in its folder of the ledger.
-        is_enough: whether no earlier event is wanted.
+        names: the names of the files in the run's ledger folder.
+        is_enough: returns whether the events suffice, so that no earlier file is read.
     """
     names = sorted(names)
     events: list[Event] = []
@@ -196,7 +195,7 @@ def newest(run: Storage, names: Iterable[str], is_enough: Callable[[Sequence[Eve
 
 
 def _sign_of_life(run: Storage, names: Sequence[str], events: Sequence[Event]) -> list[Event]:
-    """Return the newest driver's sign of life, if it is newer than the last event."""
+    """Return the newest driver's heartbeat, if it is newer than the last event."""
     if LIVE not in names or not events or events[-1].get("state") == "ended":
         return []
     newest = max(name for name in names if name.endswith(SUFFIX)).rpartition("-")[0]
@@ -208,13 +207,13 @@ def _sign_of_life(run: Storage, names: Sequence[str], events: Sequence[Event]) -
 
 
 def sign_of(data: bytes) -> Event | None:
-    """Return a sign of life, with the name of its driver; None where the bytes are none."""
+    """Parse a heartbeat, which names its driver; return None if the bytes are not a heartbeat."""
     events, _ = _events(data)
     return events[0] if events else None
 
 
 def _read_files(run: Storage, names: Iterable[str]) -> Iterator[tuple[list[Event], list[str]]]:
-    """Yield the events of each file, and what is wrong with it; files beyond the limit on all bytes are wrong."""
+    """Yield the events and the problems of each file. A file beyond the limit on all bytes counts as damaged."""
     size = 0
     for name in names:
         where = f"{FOLDER}/{name}"
@@ -229,7 +228,7 @@ def _read_files(run: Storage, names: Iterable[str]) -> Iterator[tuple[list[Event
 
 
 def _events(data: bytes) -> tuple[list[Event], str]:
-    """Return the events in a file's bytes, and what is wrong with them, but for a last line that is cut off."""
+    """Return the events in a file's bytes, and the first problem in them. A last line that is cut off is no problem."""
     events: list[Event] = []
     wrong, is_last = "", not data.endswith(b"\n")
     lines = data.split(b"\n", _FILE_LINES)
@@ -245,7 +244,7 @@ def _events(data: bytes) -> tuple[list[Event], str]:
             problem = _EVENT(event)
             if problem:
                 raise ValueError(problem)
-            if b"\\ud" in line.lower():  # halves of characters, which no page and no metric takes
+            if b"\\ud" in line.lower():  # surrogates, which pages and metrics cannot encode
                 event = json.loads(json.dumps(event, ensure_ascii=False).encode(errors="replace"))
             events.append({**event, "time": float(event["time"])})
         except ValueError as error:
@@ -256,16 +255,16 @@ def _events(data: bytes) -> tuple[list[Event], str]:
 
 # -- terms -------------------------------------------------------------------------------------------------------------
 #
-# A term orders what drivers and their workers write, since the clocks of two machines differ, and any clock may be set
-# back. A driver takes the term after those of its predecessor's lease and of all names in the run's folder. A
-# predecessor that was suspended or cut off thus writes nothing later that counts as newer.
+# A term orders the writes of drivers and their workers, because the clocks of two machines differ and any clock may be
+# set back. A driver's term is higher than that of its predecessor's lease and of all names in the run's folder. Late
+# writes of a predecessor that was suspended or cut off therefore never count as newer.
 
 
 def latest_term(run: Storage) -> int:
-    """Return the highest term in the names of a run's files; 0 if there is none.
+    """Return the highest term in the names of a run's files, or 0 if there is none.
 
     Raises:
-        StorageError: storage refuses.
+        StorageError: the storage refuses.
     """
     terms = [naming.term_of(name) for folder in _WITH_ATTEMPTS for name in run.list(folder)]
     drivers = [driver_of(name) for name in run.list(FOLDER)]

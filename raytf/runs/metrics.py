@@ -1,8 +1,8 @@
-"""A run's figures for Prometheus, through Ray: every node's metrics agent exports them as `ray_raytf_...`.
+"""A run's metrics for Prometheus, through Ray: every node's metrics agent exports them as `ray_raytf_...`.
 
-They are set from the driver, again and again: Ray drops a gauge that was not set for some seconds. Each carries the
-run's name as `run`. Gauges are of the whole run, also of the drivers before this one; counters are of this driver's
-time, and `increase()` adds up those of all.
+The driver sets them repeatedly, because Ray drops a gauge that was not set for some seconds. Each has the run's name as
+label `run`. Gauges describe the whole run, including earlier drivers. Counters cover this driver, and `increase()` sums
+those of all drivers.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from raytf.runs.events import HELD
 from raytf.runs.ledger import Event
 from raytf.runs.timeline import CATEGORIES, RecoveryPointAges, Timeline, account, goodput
 
-#: Seconds between two times that all are set.
+#: Seconds between two updates of all metrics.
 SECONDS = 5.0
 
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "raytf_step": ("global steps done", ()),
     "raytf_steps_wanted": ("global steps that end the run", ()),
-    "raytf_world_size": ("workers that train; 0 where none do", ()),
+    "raytf_world_size": ("workers that train; 0 if none do", ()),
     "raytf_loss": ("running loss of the epoch", ()),
     "raytf_goodput": ("share of the run's time that went into new steps", ()),
-    "raytf_samples_per_second": ("over the last report", ()),
-    "raytf_checkpoint_age_seconds": ("since the run was at the step of its newest copy", ("tier",)),
+    "raytf_samples_per_second": ("samples per second over the last report", ()),
+    "raytf_checkpoint_age_seconds": ("seconds since the run was at the step of its newest copy", ("tier",)),
     "raytf_checkpoint_step": ("step of the newest copy", ("tier",)),
-    "raytf_snapshot_bytes": ("memory that copies of the state take on each node", ()),
+    "raytf_snapshot_bytes": ("memory for copies of the state on each node, in bytes", ()),
 }
-#: Gauge -> field of the latest sign of life.
+#: Gauge -> field of the latest heartbeat.
 _FIELDS = {
     "raytf_step": "step",
     "raytf_steps_wanted": "total",
@@ -49,10 +49,10 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class RunFigures:
-    """The metrics of a run, from its events alone. One thread may add while another one reads.
+    """The metrics of a run, computed from its events. One thread may add events while another one reads.
 
     Args:
-        clock: seconds of the epoch, that of the events.
+        clock: the clock of the events, in seconds since the epoch.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time):
@@ -65,14 +65,14 @@ class RunFigures:
         self._ages = RecoveryPointAges()
 
     def add(self, events: Iterable[Event]) -> None:
-        """Note what happened, in order; it counts from the next `update` on."""
+        """Add events in order; the next `update` counts them."""
         self._news.extend(events)
 
     def update(self, earlier: Iterable[Event] = ()) -> None:
-        """Take in what was added.
+        """Count the events that were added.
 
         Args:
-            earlier: what happened before all of that.
+            earlier: events before all of these, to count first.
         """
         for event in earlier:
             self._see(event)
@@ -86,7 +86,7 @@ class RunFigures:
         self._ages.see(event)
         kind, cause = event["kind"], str(event.get("cause") or event["kind"])
         if kind in ("fault", "hang"):
-            if kind == "fault":  # which follows on a hang
+            if kind == "fault":  # a fault follows each hang
                 self._count("raytf_faults_total", cause)
             self._cause, self._latest = self._cause or cause, None
         elif kind == "resize":
@@ -119,12 +119,12 @@ class RunFigures:
         return max(0, self._starts - 1)
 
     def counters(self) -> dict[tuple[str, str], float]:
-        """Return (name, value of its one label or "") -> value; none goes down."""
+        """Return the counters: (name, value of its one label or "") -> value. Values never decrease."""
         seconds = {("raytf_seconds_total", category): value for category, value in self._seconds.items() if value}
         return {**seconds, **self._counts}
 
     def gauges(self) -> dict[tuple[str, str], float]:
-        """Return (name, value of its one label or "") -> value; what is not known is left out."""
+        """Return the known gauges: (name, value of its one label or "") -> value."""
         gauges = {("raytf_goodput", ""): self.goodput, ("raytf_world_size", ""): 0.0}
         latest = self._latest
         if latest is None:
@@ -141,7 +141,7 @@ class RunFigures:
 
 
 class Metrics:
-    """Ray's side of it: to be made where Ray is connected, and used from one thread."""
+    """The run's metrics in Ray. Create it after Ray is connected, and use it from one thread."""
 
     def __init__(self, run: str, figures: RunFigures):
         from ray.util import metrics
@@ -153,11 +153,11 @@ class Metrics:
                 metric = kind(name, description=text, tag_keys=("run", *labels))
                 metric.set_default_tags({"run": run})
                 self._metrics[name] = metric
-        # The node's agent adds up what all drivers tell it: each tells only of its own time.
+        # The node's agent sums the reports of all drivers, so each driver reports only its own time.
         self._reported = figures.counters()
 
     def show(self) -> None:
-        """Set all of them as the figures are now."""
+        """Set all metrics in Ray to the current values."""
         self._figures.update()
         for (name, label), value in self._figures.gauges().items():
             self._metrics[name].set(value, _labels(GAUGES[name][1], label))

@@ -1,4 +1,4 @@
-"""The display of a run in a cell of a notebook: a bar, curves, workers and what happened, drawn again in one place."""
+"""The display of a run in a notebook cell: a bar, curves, the status and messages, redrawn in place."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from raytf.errors import one_line
 from raytf.runs.display import QUIET_SECONDS, Display, stream_of
 from raytf.runs.status import Status, describe
 
-#: Seconds between two drawings, points of a curve, and lines that are kept.
+#: Seconds between two redraws, points of a curve, and number of messages to keep.
 _SECONDS, _POINTS, _LINES = 0.5, 200, 200
 _WIDTH, _HEIGHT = 300, 70
 _COLORS = ("#1f77b4", "#d62728")
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook; nothing is imported to know it."""
+    """Return whether this process is the kernel of a notebook, without importing anything."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def display(verbose: int = 1, shows_saves: bool = False) -> Display:
-    """Return a display for where this process runs.
+    """Return a display for this process: a widget in a notebook, otherwise a bar or lines.
 
     Args:
-        verbose: as of Keras's `fit`: 1 shows how far a run is, in a notebook by the widget; 0 and 2 do not.
+        verbose: as in Keras's `fit`: 1 shows the progress of a run; 0 and 2 do not.
     """
     if verbose == 1 and in_notebook():
         return NotebookDisplay(shows_saves=shows_saves)
@@ -46,10 +46,10 @@ def display(verbose: int = 1, shows_saves: bool = False) -> Display:
 
 
 class NotebookDisplay(Display):
-    """Shows statuses and messages in a cell.
+    """Shows statuses and messages in a notebook cell.
 
     Args:
-        draw: shows HTML in the place of what it showed before; by default IPython's.
+        draw: replaces the HTML that the cell shows; by default through IPython.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class NotebookDisplay(Display):
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._status: Status | None = None
         self._stage = self._outcome = ""
-        #: (step, loss) of the statuses so far.
+        #: (step, loss) of earlier statuses.
         self._loss: list[tuple[float, float]] = []
         self._drawn = float("-inf")
         self._lock = threading.Lock()
@@ -83,13 +83,13 @@ class NotebookDisplay(Display):
         self._redraw(is_due=True)
 
     def stage(self, text: str) -> None:
-        """Show a stage until the next stage or status; without a clock, so that the cell is drawn seldom."""
+        """Show a stage until the next stage or status. Its duration is not shown, to redraw the cell rarely."""
         if text != self._stage:
             self._stage = text
             self._redraw(is_due=True)
 
     def show(self, status: Status) -> None:
-        """Draw a status, if the last one was drawn half a second ago."""
+        """Draw a status, unless the last redraw was less than half a second ago."""
         loss = status.metrics.get("loss")
         if loss is not None and (not self._loss or status.step > self._loss[-1][0]):
             self._loss.append((status.step, loss))
@@ -108,11 +108,11 @@ class NotebookDisplay(Display):
 
 
 def outcome(error: BaseException | None, lines: Sequence[str]) -> str:
-    """Return in one line how a run has ended.
+    """Return one line that describes the end of a run.
 
     Args:
-        error: that ended it, if any.
-        lines: messages so far; the last one says how a run without an error has ended.
+        error: the error that ended the run, if any.
+        lines: the messages so far; the last one describes the end of a run without an error.
     """
     if error is None:
         return lines[-1] if lines else ""
@@ -127,11 +127,11 @@ def page(
     """Return the widget as HTML without scripts.
 
     Args:
-        status: the latest; None before training.
+        status: the latest status; None before training.
         loss: (step, loss) so far.
-        lines: messages, the oldest first.
-        now: the present stage, or the status in words.
-        ending: how the run has ended, shown last.
+        lines: the messages, the oldest first.
+        now: the current stage, or the status in words.
+        ending: a description of the end of the run, shown last.
     """
     parts = []
     above = lines[:-1] if lines and ending == lines[-1] else lines
@@ -157,7 +157,7 @@ def page(
 
 
 def _of_epochs(history: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a curve for a metric of the epochs that have ended, with that of the validation, if there is one."""
+    """Return a curve of one metric over the finished epochs, with its validation metric if there is one."""
     if len(history) < 2:
         return []
     names = [name for name in history[-1] if name not in ("epoch", "step", "loss", "learning_rate")]

@@ -1,4 +1,4 @@
-"""Text, warnings and log records of the program's own code in a worker, on their way to the program."""
+"""Text, warnings and log records of the program's own code, sent from a worker to the program."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-#: Locations from which a warning was shown, by file, as Python keeps them for each module.
+#: The warning registry of each file, as Python keeps one for each module.
 _shown: dict[str, dict[Any, Any]] = {}
 
 
 @dataclass(frozen=True)
 class Printed:
-    """Text that code of the program printed.
+    """Text that the program's code printed.
 
     Attributes:
-        text: as it was written, line feeds included.
+        text: the text as printed, including line feeds.
         is_error: whether it was written to standard error.
     """
 
@@ -29,7 +29,7 @@ class Printed:
         return self.text.rstrip("\n")
 
     def deliver(self) -> None:
-        """Write the text to what the program has as `sys.stdout` or `sys.stderr` now."""
+        """Write the text to the program's current `sys.stdout` or `sys.stderr`."""
         stream = sys.stderr if self.is_error else sys.stdout
         stream.write(self.text)
         stream.flush()
@@ -37,18 +37,18 @@ class Printed:
 
 @dataclass(frozen=True)
 class Warned:
-    """A warning that code of the program raised.
+    """A warning that the program's code issued.
 
     Attributes:
-        body: pickle of (warning, file, line); its class may be one of the program's.
-        load: unpickles it.
+        body: pickle of (warning, file, line); the program may define the warning's class.
+        load: unpickles the body.
     """
 
     body: bytes
     load: Callable[[bytes], tuple[Warning, str, int]]
 
     def deliver(self) -> None:
-        """Warn in this process, whose filters decide what is shown.
+        """Issue the warning in this process, whose filters decide whether it is shown.
 
         Raises:
             Warning: a filter turns the warning into an error.
@@ -60,10 +60,10 @@ class Warned:
 
 @dataclass(frozen=True)
 class Logged:
-    """A record that code of the program logged.
+    """A record that the program's code logged.
 
     Attributes:
-        record: the attributes of the `logging.LogRecord` that can be sent, with its message made.
+        record: the attributes of the `logging.LogRecord` that can be sent, with the formatted message.
     """
 
     record: Mapping[str, Any]
@@ -81,7 +81,7 @@ class Logged:
         return str(self.record["msg"])
 
     def deliver(self) -> None:
-        """Log the record in this process, whose loggers decide what becomes of it."""
+        """Log the record in this process, whose loggers decide how to handle it."""
         record = logging.makeLogRecord(dict(self.record))
         logger = logging.getLogger(record.name)
         if logger.isEnabledFor(record.levelno):
@@ -89,7 +89,7 @@ class Logged:
 
 
 def log_levels() -> dict[str, int]:
-    """Return the levels of the loggers of this process that have one, by name; without those of Ray and raytf."""
+    """Return the levels of this process's loggers by name, without unset levels and the loggers of Ray and raytf."""
     loggers = {name: each for name, each in logging.root.manager.loggerDict.items() if isinstance(each, logging.Logger)}
     named = {name: each.level for name, each in loggers.items() if each.level and not is_own(name)}
     return {"root": logging.root.level} | named
@@ -101,10 +101,10 @@ def is_own(logger: str) -> bool:
 
 
 class Explained(str):
-    """A line of raytf's that is shown once in a program, however often it is said.
+    """A line from raytf that a program shows only once.
 
     Args:
-        topic: what it explains; of lines of one topic only the first is shown.
+        topic: the topic of the line; only the first line of each topic is shown.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""Files and folders of a run and of a search of `raytf tune`: their names, and what each is for."""
+"""Names and descriptions of the files and folders of a run, and of a search of `raytf tune`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ FOLDERS = {
     "attempts": "`ATTEMPT.json`, in order, for each start of a worker group: size, first step, and tier of its state",
     "checkpoints": "`STEP-ATTEMPT-SERIAL/`: shares of the ranks and `MANIFEST.json`, which is written last",
     "export": "`1/`, `2/`: the model for TensorFlow Serving, at the end of the run",
-    "files": "what the job's callbacks wrote into the folder that raytf passed to them",
-    "ledger": "`DRIVER-N.jsonl`: the events below, in files of one driver each; `live.json`: the newest heartbeat",
+    "files": "files that the job's callbacks wrote to the folder that raytf passed to them",
+    "ledger": "`DRIVER-N.jsonl`: the events below, each file from one driver; `live.json`: the newest heartbeat",
     "steps": (
         "`FIRST-ATTEMPT.csv`: a row for each step with epoch, loss, learning rate and gradient norm, which "
         "`raytf.read_steps` reads. "
-        "`FIRST-ATTEMPT.digests`: digests of what each shard added, for `raytf replay`, `bisect` and `prove`"
+        "`FIRST-ATTEMPT.digests`: digests of each shard's contribution, for `raytf replay`, `bisect` and `prove`"
     ),
     "tensorboard": "event files of raytf, of `--track tensorboard` and of the callbacks",
 }
-#: Files that raytf writes there.
+#: Files that raytf writes to the run's folder.
 FILES = {
     "architecture.json": "the model, for `raytf export` without the run's code",
     "callbacks.safetensors": "the state of callbacks, for the next start of the run",
     "command.json": "the command that started the run, and its folder, for people to read",
-    "lease.json": "which driver owns the run now",
+    "lease.json": "the driver that owns the run now",
     "model.keras": "the trained model, if Keras can save it",
     "program.safetensors": "the last values of the program's own variables that the step reads, for `fit`",
     "result.json": "metrics and `weights_sha256`; written last, when all steps are done. A metric that is NaN or "
     "infinite is null, which raytf reads as NaN",
     "tracking.json": "the tracker's run for this run, and the last step that was reported to it",
-    "void.json": "states that an audit has shown to be wrong; they are never restored",
+    "void.json": "states that an audit found to be wrong; they are never restored",
     "weights.safetensors": "the trained weights, one tensor for each variable, for `raytf.load_weights` and `fit`",
 }
 #: Folders that only some runs have.
@@ -41,7 +41,7 @@ SOMETIMES = {
 SEARCH, SEARCH_IDENTITY, TRIALS, BEST_TRIAL = "search", "search.json", "trials", "best"
 #: The prefix of trials' folders.
 TRIAL = "trial-"
-#: The record of a trial that is over.
+#: The record of a finished trial.
 TRIAL_RECORD = untrusted_json.record(
     {
         "number": untrusted_json.whole,

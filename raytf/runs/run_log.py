@@ -1,4 +1,4 @@
-"""Files of a run beside its checkpoints: the loss of each step, its attempts, and files that callbacks write."""
+"""Files of a run besides its checkpoints: the step log, its attempts, its result, and files of callbacks."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from raytf.storage.storage import Storage
 
 STEPS, ATTEMPTS, RESULT = "steps", "attempts", "result.json"
 
-#: Rows of a segment; the newest segment is written again at each save, so it stays short.
+#: Rows after which a new segment starts; the newest is written again at each save, so it must be short.
 SEGMENT_ROWS = 20_000
 
-#: Columns that each segment has; those of earlier versions have no others.
+#: Columns of every segment, and a column that segments of earlier versions lack.
 _NEEDED, _NORM = COLUMNS[:4], COLUMNS[4]
 
-#: Columns of a segment after those of `step_rows.COLUMNS`: hexadecimal numbers, empty where there is none.
+#: Columns of a segment after those of `step_rows.COLUMNS`: hexadecimal numbers, or empty.
 _HEX = ("digest", "weights")
 _MOST_DIGITS = 15
 _ATTEMPT = untrusted_json.record(
@@ -57,32 +57,32 @@ _RESULT = untrusted_json.record(
         "export": untrusted_json.values(untrusted_json.text),
     },
 )
-#: Numbers of attempts for which the caller has none.
+#: Numbers for attempts whose caller passes none.
 _numbers = itertools.count(1)
 
 
 def new_attempt(now: float | None = None, number: tuple[int, int] | None = None) -> str:
-    """Return a name for a start of a worker group. Names sort by their numbers, and after names without a number, which
-    earlier versions wrote. The time in a name is for people.
+    """Return a name for a start of a worker group. Names sort by their numbers, and after names of earlier versions,
+    which have no number. The time in a name is for people.
 
     Args:
-        now: seconds of the epoch; by default the present time.
-        number: the driver's term (`latest_term`), and a number that rises within the term. By default term 0, and a
-            number that rises within this process.
+        now: the time in seconds since the epoch; by default the current time.
+        number: the driver's term (`latest_term`), and a number that increases within the term. By default term 0 and a
+            number that increases within this process.
     """
     term, count = (0, next(_numbers)) if number is None else number
     return f"a{term:06d}.{count:06d}-{naming.stamp(now)}"
 
 
-#: Folders of a run to which its attempts write.
+#: Folders to which a run's attempts write.
 _OWN = (STEPS, ATTEMPTS, "files", "tensorboard", "ledger", "checkpoints")
 
 
 def abort_uploads(run: Storage) -> None:
-    """Have a store forget what a killed command had begun to upload.
+    """Abort the unfinished uploads of a killed command.
 
-    For the owner of the lease, before its first attempt: then all that is under way is of attempts that are over. What
-    others may write, such as `raytf export`, is left alone. A store that fails here does not matter.
+    The owner of the lease calls it before its first attempt, when all unfinished uploads are from earlier attempts.
+    Uploads of other commands, such as `raytf export`, are not aborted. Errors of the store are ignored.
     """
     with contextlib.suppress(StorageError):
         run.abort_uploads("", lambda name: name.partition("/")[0] in _OWN and "/" in name)
@@ -91,18 +91,18 @@ def abort_uploads(run: Storage) -> None:
 class StepLog:
     """Loss and learning rate of every step, in segments: steps/START-ATTEMPT.csv, with digests in .digests beside it.
 
-    An attempt that restores step s begins a segment at s+1; its rows replace those of earlier segments from there on,
-    so reading yields the history that the weights have seen.
+    An attempt that restores step s begins a segment at s+1. Its rows replace those of earlier segments from there on,
+    so readers get the history of the current weights.
 
     Args:
-        digests: what the steps' digests stand for; None where there are none.
+        digests: the layout of the steps' digests; None without digests.
     """
 
     def __init__(self, run: Storage, attempt: str, digests: DigestLayout | None = None):
         self._run, self._attempt, self._digests = run, attempt, digests
-        #: Rows of the present segment.
+        #: Rows of the current segment.
         self._chunks: list[StepRows] = []
-        #: Rows of the present segment that are on storage.
+        #: Number of rows of the current segment that are on storage.
         self._written = 0
 
     def add(
@@ -114,7 +114,7 @@ class StepLog:
         digests: np.ndarray | None = None,
         norms: np.ndarray | None = None,
     ) -> None:
-        """Add steps `first_step`, `first_step` + 1, ... (counted from 1)."""
+        """Add the steps `first_step`, `first_step` + 1, ... (counted from 1)."""
         numbers = np.full((len(losses), len(COLUMNS)), np.nan)
         numbers[:, 0] = np.arange(first_step, first_step + len(losses))
         numbers[:, 1], numbers[:, 2], numbers[:, 3] = epoch, losses, rates
@@ -124,31 +124,31 @@ class StepLog:
         self._chunks.append(StepRows(numbers, digest_rows))
 
     def weigh(self, step: int, value: int) -> None:
-        """Add the hash of the weights after a step, if the last row is that of the step."""
+        """Add the hash of the weights after a step, if the step is in the last row."""
         if self._chunks and self._chunks[-1].numbers[-1, 0] == step:
             self._chunks[-1] = self._chunks[-1].weighed(step, value)
 
     def renewed(self) -> StepLog:
-        """Return a log that continues the same segment under another name: it replaces everything that this log writes,
-        now or later."""
+        """Return a log that continues the same segment under another name. It replaces everything that this log has
+        written or will write."""
         log = StepLog(self._run, f"{self._attempt}~", self._digests)
         log._chunks = list(self._chunks)
         return log
 
     def restore(self, rows: StepRows) -> None:
-        """Begin with the rows that an attempt before this one had not written yet."""
+        """Start with the rows that an earlier attempt had not written yet."""
         self._chunks = [rows] if len(rows) else []
 
     def since(self, step: int) -> StepRows:
         return StepRows.joined([chunk for chunk in self._chunks if chunk.numbers[-1, 0] > step]).after(step)
 
     def forget(self, step: int) -> None:
-        """Drop the rows up to a step, which somebody else has written."""
+        """Drop the rows up to a step, which another process has written."""
         self._chunks = [chunk for chunk in self._chunks if chunk.numbers[-1, 0] > step]
 
     def take(self) -> StepRows:
-        """Return the rows of the segment as they are now, for `write`; a long one that was written makes room for the
-        next."""
+        """Return the current rows of the segment for `write`. If the segment is on storage and long enough, start the
+        next one."""
         rows = StepRows.joined(self._chunks)
         if self._written >= SEGMENT_ROWS:
             rows, self._written = rows.part(self._written), 0
@@ -156,7 +156,7 @@ class StepLog:
         return rows
 
     def write(self, rows: StepRows) -> None:
-        """Put a segment on storage: the digests first, so that a step that can be read has its own."""
+        """Write a segment to storage, with the digests first, so that each readable step has its digest."""
         if not len(rows):
             return
         name = f"{STEPS}/{int(rows.numbers[0, 0]):012d}-{self._attempt}"
@@ -168,7 +168,7 @@ class StepLog:
         for (step, epoch, loss, rate, norm), digest in zip(rows.numbers.tolist(), rows.digests, strict=True):
             weights = rows.weights.get(int(step))
             total = _hex(step_digest.number(digest.tobytes()) or None)
-            # The sum has no fixed order; this many digits are the same on every machine.
+            # The order of this sum is not fixed; this many digits are equal on every machine.
             short = "" if math.isnan(norm) else f"{norm:.4g}"
             writer.writerow([int(step), int(epoch), loss, rate, short, total, _hex(weights)])
         self._run.put(f"{name}.csv", text.getvalue().encode())
@@ -186,14 +186,14 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
         uri: the run's folder, e.g. `~/raytf-runs/mnist`.
 
     Returns:
-        Columns step (from 1), epoch (from 0), loss, learning_rate, gradient_norm (NaN where it is not known).
+        The columns step (from 1), epoch (from 0), loss, learning_rate and gradient_norm (NaN if unknown).
 
     Raises:
-        DamagedFileError: a segment is none that raytf has written.
+        DamagedFileError: a segment is damaged or not from raytf.
     """
     run = Storage(uri)
     tables: list[np.ndarray] = []
-    # A segment replaces all that earlier attempts wrote from its first step on; attempts sort by number.
+    # From its first step on, a segment replaces those of earlier attempts. Attempts sort by number.
     segments = sorted(
         (n for n in run.list(STEPS) if n.endswith(".csv")), key=lambda n: (n.partition("-")[2], n.partition("-")[0])
     )
@@ -208,7 +208,7 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
 
 
 def _segment(run: Storage, name: str) -> np.ndarray:
-    """Return rows of a segment, [n, columns], in the order of their steps, none of which is before that of its name."""
+    """Return the rows of a segment, [n, columns], in the order of their steps, none before the step in its name."""
     where, last = run.locate(name), -1
     first = name.removeprefix(f"{STEPS}/").partition("-")[0]
     if not (first.isascii() and first.isdecimal() and len(first) <= _MOST_DIGITS):
@@ -244,16 +244,16 @@ def _segment(run: Storage, name: str) -> np.ndarray:
 
 
 def _as_table(text: str, places: Sequence[int], first: int) -> np.ndarray | None:
-    """Return the rows of a segment in which nothing is wrong, ten times as fast as one by one; None for any other.
+    """Parse an undamaged segment ten times as fast as row by row; return None if anything is wrong with it.
 
     Args:
-        text: with a line of names before them.
-        places: of the columns.
-        first: step before which none may be.
+        text: the segment, whose first line has the names of the columns.
+        places: the indexes of the columns.
+        first: the lowest step that is allowed.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # no rows
+            warnings.simplefilter("error")  # NumPy warns if there are no rows
             table = np.loadtxt(io.StringIO(text), delimiter=",", skiprows=1, usecols=places, ndmin=2, comments=None)
     except (ValueError, UserWarning):
         return None
@@ -264,20 +264,20 @@ def _as_table(text: str, places: Sequence[int], first: int) -> np.ndarray | None
 
 
 def write_attempt(run: Storage, attempt: str, world_size: int, origin: tuple[int, str], now: float) -> None:
-    """Note that workers began to train, from a step and the tier of its state, at seconds of the epoch `now`."""
+    """Record that workers started at `now` (seconds since the epoch). `origin` is the step and its state's tier."""
     step, tier = origin
     note = {"attempt": attempt, "world_size": world_size, "from_step": step, "tier": tier, "time": now}
     run.put(f"{ATTEMPTS}/{attempt}.json", json.dumps(note).encode())
 
 
 def attempt_names(run: Storage) -> list[str]:
-    """Return names of all starts of worker groups of this run, oldest first."""
+    """Return the names of all starts of worker groups of this run, oldest first."""
     return [n.removesuffix(".json") for n in run.list(ATTEMPTS) if n.endswith(".json")]
 
 
 def read_attempts(run: Storage) -> list[dict[str, Any]]:
-    """Return all starts of worker groups of this run that can be read, oldest first: a run does not end for a damaged
-    note."""
+    """Return all starts of worker groups of this run, oldest first, without damaged records, which must not stop a
+    run."""
     attempts = []
     for name in run.list(ATTEMPTS):
         if name.endswith(".json"):
@@ -287,10 +287,10 @@ def read_attempts(run: Storage) -> list[dict[str, Any]]:
 
 
 def read_result(run: Storage) -> dict[str, Any] | None:
-    """Return what a finished run left, or None.
+    """Return the result of a finished run, or None if there is none.
 
     Raises:
-        DamagedFileError: it is there, and cannot be read.
+        DamagedFileError: the result cannot be read.
     """
     return _with_nan(untrusted_json.read(run, RESULT, _RESULT, untrusted_json.LARGE))
 
@@ -299,22 +299,22 @@ def parse_result(data: bytes, where: str) -> dict[str, Any]:
     """Parse the bytes of a result.
 
     Raises:
-        DamagedFileError: it is none.
+        DamagedFileError: the bytes are not a result.
     """
     return _with_nan(untrusted_json.parse(data, where, _RESULT))
 
 
 def _with_nan(result: Any) -> Any:
-    """Return a result with NaN for the null that stands for it in JSON."""
+    """Return a result with NaN in place of null, which stands for NaN in JSON."""
     for values in [] if result is None else [result.get("metrics", {}), *result.get("history", [])]:
         values.update((name, math.nan) for name, value in values.items() if value is None)
     return result
 
 
 class MirroredFolder:
-    """A local folder whose files end up below a name in the run's folder.
+    """A local folder whose files are mirrored to a folder in the run.
 
-    On local storage it is that folder itself; for an object store a temporary one, and `upload` copies what changed.
+    On local storage, it is that folder itself; for an object store, a temporary folder whose changes `upload` copies.
     """
 
     def __init__(self, run: Storage, name: str):
@@ -327,11 +327,11 @@ class MirroredFolder:
             except OSError as error:
                 raise explain("make", self.path, error) from error
         else:
-            self._temporary = tempfile.TemporaryDirectory(prefix=f"raytf-{name}-")  # goes with this object
+            self._temporary = tempfile.TemporaryDirectory(prefix=f"raytf-{name}-")  # is deleted with this object
             self.path = self._temporary.name
 
     def fetch(self, packed: dict[str, bytes] | None = None) -> None:
-        """Get what an earlier attempt left: from storage, or what `pack` returned."""
+        """Fetch the files of an earlier attempt from storage or from the result of its `pack`."""
         if self._run.is_local:
             return
         if packed is None:
@@ -343,10 +343,10 @@ class MirroredFolder:
             local_files.put_inside(self.path, relative, data)
 
     def pack(self, limit: int) -> dict[str, bytes] | None:
-        """Return all files by relative path, where storage does not have them by itself.
+        """Return all files by relative path; empty on local storage, which has them already.
 
         Returns:
-            None where they take more bytes.
+            None if the files have more than `limit` bytes.
         """
         state = {} if self._run.is_local else self._state()
         if sum(size for _, size in state.values()) > limit:
@@ -358,7 +358,7 @@ class MirroredFolder:
         return packed
 
     def upload(self) -> None:
-        """Copy files that changed since the last time."""
+        """Copy the files that changed since the last upload."""
         if self._run.is_local:
             return
         for relative, seen in self._state().items():
@@ -369,11 +369,11 @@ class MirroredFolder:
                 except StorageError:
                     raise
                 except OSError:
-                    continue  # a file that its writer has just removed
+                    continue  # its writer has just removed the file
                 self._uploaded[relative] = seen
 
     def forget(self) -> None:
-        """Take no file for copied any more."""
+        """Forget all uploads, so that the next one copies every file."""
         self._uploaded = {}
 
     def _state(self) -> dict[str, tuple[float, int]]:

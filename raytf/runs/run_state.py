@@ -1,4 +1,4 @@
-"""The state and progress of a run: `Run`, which everything that shows runs to people uses, and how it is decided."""
+"""The state and progress of a run: `Run`, which every display of runs uses, and the rules that decide the state."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from raytf.errors import ConfigError
 from raytf.runs.events import INTERRUPTED
 from raytf.runs.ledger import Event
 
-#: Kinds of events that show what workers do, so that the last one counts.
+#: Kinds of events that show what the workers do. The newest such event decides between RUNNING and WAITING.
 _DOING = ("waiting", "group", "attempt", "phase", "progress")
-_GONE = "the driver is gone without a word"
+_GONE = "the driver disappeared without recording its end"
 
 
 class RunState(enum.StrEnum):
     """The state of a run."""
 
     RUNNING = "running"
-    WAITING = "waiting"  # its driver lives, and the cluster has no room for its workers
+    WAITING = "waiting"  # its driver is alive, but the cluster has no room for its workers
     FINISHED = "finished"
-    STOPPED = "stopped"  # it was interrupted, or asked to stop
+    STOPPED = "stopped"  # it was interrupted or asked to stop
     FAILED = "failed"  # it ended with an error
-    KILLED = "killed"  # its driver died without a word, or no longer reaches the storage
-    DAMAGED = "damaged"  # nobody trains it, and one of its files cannot be read
+    KILLED = "killed"  # its driver died without recording an end, or no longer reaches the storage
+    DAMAGED = "damaged"  # no driver trains it, and one of its files cannot be read
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class Run:
 
     Attributes:
         name: its folder, relative to the storage.
-        step: global steps done; None where it is not known, and for a search.
-        checkpoints: folders with a manifest.
-        metric, best, epoch, last: the best value of a metric so far, the epoch that had it (from 0), and the value of
-            the last epoch; None where no epoch has ended.
-        bytes: of all its files.
-        modified: seconds of the epoch when one of its files last changed, by the storage's clock.
-        problems: what is wrong with its files, a line each; `raytf verify` reads all of them.
-        why: what ended it, where it failed or was stopped.
-        total: global steps wanted; None where it is not known.
-        saved: step of the newest checkpoint; None for none.
-        metrics: of the result, or of the last known epoch.
-        trials: of a search, how many have begun; None for a run.
-        epochs: logs of the epochs that have ended, with `epoch` (from 0) and `step`.
-        settings: what must be the same when the run is resumed, by name.
+        step: completed global steps; None if unknown, and for a search.
+        checkpoints: number of complete checkpoints, which are the folders with a manifest.
+        metric, best, epoch, last: the metric that judges the run, its best value so far, the epoch with that value
+            (from 0), and the last epoch's value; None if no epoch has ended, or no metric can judge the run.
+        bytes: total size of its files.
+        modified: Unix time of the last change to one of its files, by the storage's clock.
+        problems: problems with its files, one line each. Only `raytf verify` reads every file.
+        why: why it failed, was stopped or was killed; otherwise empty.
+        total: planned global steps; None if unknown.
+        saved: step of the newest checkpoint; None if there is none.
+        metrics: metrics of the result, or of the last known epoch.
+        trials: number of trials that a search has started; None for a run.
+        epochs: logs of the completed epochs, each with `epoch` (from 0) and `step`.
+        settings: settings that must not change when the run is resumed, by name.
         saves: steps of the checkpoints, in order.
     """
 
@@ -75,7 +75,7 @@ class Run:
 
 
 def has_enough(events: Sequence[Event]) -> bool:
-    """Return whether events before these change nothing in the result of `of`."""
+    """Return whether `of` would return the same result if it also got the events before these."""
     kinds = {event["kind"] for event in events}
     return "driver" in kinds and bool(kinds & set(_DOING)) and any(e.get("step") and e.get("total") for e in events)
 
@@ -88,15 +88,15 @@ def of(
     epochs: Sequence[dict[str, Any]] = (),
     is_damaged: bool = False,
 ) -> Run:
-    """Return state and progress of a run, without a name and without figures of its files.
+    """Return the state and progress of a run, without its name and the figures of its files.
 
     Args:
-        events: of the ledger, in order; the last ones are enough, see `has_enough`.
-        result: of the run; None for none.
-        lives: whether the lease's owner does; None where there is no lease.
-        newest: step of the newest checkpoint; None for none.
-        epochs: logs of the epochs that the newest checkpoint or the result knows.
-        is_damaged: whether a file is damaged without which the run cannot continue.
+        events: events of the ledger, in order; the last ones are enough, see `has_enough`.
+        result: the run's result; None if there is none.
+        lives: whether the lease's owner is alive; None if there is no lease.
+        newest: step of the newest checkpoint; None if there is none.
+        epochs: logs of the epochs that the newest checkpoint or the result contains.
+        is_damaged: whether one of the run's files or folders cannot be read.
     """
     totals = [int(event["total"]) for event in events if event.get("total")]
     steps = [int(event["step"]) for event in events if event.get("step")]
@@ -129,22 +129,22 @@ def of(
 
 
 def main_goal(epochs: Sequence[dict[str, Any]]) -> MetricObjective | None:
-    """Return the metric to judge a run by: one whose name tells which values are good; of the validation where there is
-    one, and rather not the loss.
+    """Return the metric to judge a run by. Its name must show whether high or low values are good. Metrics of the
+    validation come before metrics of the training, and losses come last in both groups.
 
     Args:
-        epochs: their logs.
+        epochs: the logs of the epochs.
     """
     goals = []
     for name in dict.fromkeys(name for entry in epochs for name, value in entry.items() if isinstance(value, float)):
-        with contextlib.suppress(ConfigError):  # seconds or a learning rate, say
+        with contextlib.suppress(ConfigError):  # the name, such as learning_rate, does not show which values are good
             goals.append(MetricObjective.of(name))
     ranked = sorted(goals, key=lambda g: (not g.metric.startswith("val_"), g.metric.endswith("loss")))
     return ranked[0] if ranked else None
 
 
 def _judged(epochs: Sequence[dict[str, Any]]) -> tuple[str | None, float | None, int | None, float | None]:
-    """Return the metric to judge a run by, its best value, the epoch that had it, and the last epoch's value."""
+    """Return the metric to judge a run by, its best value, the epoch with that value, and the last epoch's value."""
     goal = main_goal(epochs)
     if goal is None:
         return None, None, None, None
@@ -176,12 +176,12 @@ def _state(
         return (RunState.STOPPED, "") if lives is None else (RunState.KILLED, _GONE)
     if last.get("state") != "ended":
         return (RunState.FINISHED, "") if is_over else (RunState.KILLED, _GONE)
-    if last.get("outcome") == "finished":  # of which the result is the last sign
+    if last.get("outcome") == "finished":  # the result is written last, so without it the driver died
         return (RunState.KILLED, _GONE) if lives is False and not has_result else (RunState.FINISHED, "")
     why = str(last.get("text", ""))
     if last.get("outcome") == "stopped":
         return RunState.STOPPED, why
-    if why == "KeyboardInterrupt":  # as earlier versions wrote it
+    if why == "KeyboardInterrupt":  # earlier versions recorded Ctrl-C like this
         return RunState.STOPPED, INTERRUPTED
     return RunState.FAILED, why
 

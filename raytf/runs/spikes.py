@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient norm leaves its band, which the steps before it set. No storage here."""
+"""Finds spikes: steps whose loss or gradient norm is far above that of the steps before. Uses no storage."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Steps that a band is made of, and how many steps it then serves.
+#: Number of steps from which a band is computed, and of steps for which it is then used.
 WINDOW, SERVES = 50, 5
-#: A band ends this many deviations above the median.
+#: The upper limit of a band is this many deviations above the median.
 DEVIATIONS = 6.0
-#: From the median absolute deviation to the standard deviation of a normal distribution.
+#: Ratio of the standard deviation to the median absolute deviation in a normal distribution.
 _SIGMAS = 1.4826
-#: The least deviation: of logarithms, so that a value is outside at 1.8 times the median at the earliest; and relative
-#: to the median, for values that may be negative.
+#: The smallest deviation: of logarithms, so that only values above 1.8 times the median are outside; and relative to
+#: the median, for values that may be negative.
 _LEAST_LOG, _LEAST_SHARE = 0.1, 1e-3
-#: Instead of 0, whose logarithm nobody has.
+#: Replaces 0, which has no logarithm.
 _TINY = 1e-12
-#: The inspected columns of `raytf.read_steps`.
+#: The columns of `raytf.read_steps` that are searched for spikes.
 QUANTITIES = ("loss", "gradient_norm")
 
 
 @dataclass(frozen=True)
 class Spike:
-    """Steps in a row that stand out.
+    """A series of steps that stand out.
 
     Attributes:
-        first, last: those steps, counted from 1.
-        outside: the quantities that have left their bands.
-        values: of the first step, by quantity; those that are known.
-        usual: medians of the steps before, by quantity.
+        first, last: the first and the last of these steps, counted from 1.
+        outside: the quantities that left their bands.
+        values: the known values of the first step, by quantity.
+        usual: the medians of the steps before, by quantity.
     """
 
     first: int
@@ -42,36 +42,36 @@ class Spike:
 
     @property
     def height(self) -> float:
-        """Return how many times the usual value the first step has, of the quantity for which it is most."""
+        """Return the first step's largest ratio of a value to its usual value."""
         return max((self.values[name] / self.usual[name] for name in self.values if self.usual[name] > 0), default=0.0)
 
     def describe(self, quantity: str) -> str:
-        """Return the first step's value, and the usual one; empty if there is none."""
+        """Return the first step's value and the usual one, as text; empty if the value is unknown."""
         if quantity not in self.values:
             return ""
         return f"{self.values[quantity]:.4g} (usually {self.usual[quantity]:.4g})"
 
     def replayed(self, run: str) -> str:
-        """Return the command that computes the first of them again, and shows what was in it."""
+        """Return the command that computes the first step again and dumps its records."""
         return f"raytf replay {shlex.quote(run)} --step {self.first} --dump step-{self.first} -- COMMAND"
 
 
 def find(steps: Mapping[str, np.ndarray]) -> list[Spike]:
     """Find the spikes of a run.
 
-    A value is outside of its band if it lies more than six robust deviations (1.4826 times the median absolute
-    deviation) above the median of the fifty steps before it. Of values that are never negative the logarithms are
-    compared, since losses and norms are spread like a log-normal distribution: a late loss of 0.001 may well be ten
-    times as large in the next batch. The first fifty steps have no band.
+    A value is outside its band if it is more than six robust deviations (1.4826 times the median absolute deviation)
+    above the median of the fifty steps before. If no value of a quantity is negative, logarithms are compared, because
+    losses and norms follow a log-normal distribution: a late loss of 0.001 may well be ten times as large in the next
+    batch. The first fifty steps have no band.
 
     Args:
-        steps: columns step, loss and gradient_norm, as of `raytf.read_steps`.
+        steps: the columns step, loss and gradient_norm, as `raytf.read_steps` returns them.
     """
     numbers = steps["step"]
     medians, outside = {}, {}
     for name in QUANTITIES:
         values = steps[name]
-        # Each step has a loss, and one that is no number is above all.
+        # Each step has a loss, so NaN is a real value here: it counts as infinite.
         medians[name], outside[name] = band(np.where(np.isnan(values), np.inf, values) if name == "loss" else values)
     marked = np.flatnonzero(np.any([*outside.values()], 0))
     if not len(marked):
@@ -102,10 +102,10 @@ def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the median of the steps before each value, and whether the value is above its band.
 
     Args:
-        values: [n], in the order of the steps; NaN where one is not known.
+        values: [n], in the order of the steps; NaN for unknown values.
 
     Returns:
-        [n] float64, NaN where there is no band; [n] bool.
+        The medians, [n] float64, with NaN if there is no band; and the flags, [n] bool.
     """
     medians, outside = np.full(len(values), np.nan), np.zeros(len(values), bool)
     known = np.flatnonzero(~np.isnan(values))
@@ -116,7 +116,7 @@ def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     scaled = np.log(np.maximum(numbers, _TINY)) if is_log else numbers
     windows = np.lib.stride_tricks.sliding_window_view(scaled, WINDOW)[: len(scaled) - WINDOW : SERVES]
     middle = np.median(windows, 1)
-    with np.errstate(invalid="ignore"):  # infinite ones
+    with np.errstate(invalid="ignore"):  # the difference of two infinite values
         away = [np.median(np.abs(part - at[:, None]), 1) for part, at in _parts(windows, middle)]
     spread = _SIGMAS * np.concatenate(away)
     least = np.full(len(middle), _LEAST_LOG) if is_log else _LEAST_SHARE * np.abs(middle)
@@ -128,6 +128,6 @@ def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _parts(windows: np.ndarray, middle: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return pieces that are small enough to be copied."""
+    """Split windows and medians into pieces, because the caller copies each piece."""
     cuts = range(4096, len(windows), 4096)
     return list(zip(np.split(windows, cuts), np.split(middle, cuts), strict=True))

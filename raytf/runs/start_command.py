@@ -1,6 +1,6 @@
 """The command that started a run, recorded in its folder for people to read.
 
-A run's folder is data: whoever can write to it could name any program there. So nothing runs what it records.
+raytf never runs a recorded command: whoever can write to the folder could put any program there.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _SHAPE = untrusted_json.record(
     {"words": untrusted_json.each(untrusted_json.text), "folder": untrusted_json.text},
     dict.fromkeys(_LATER, untrusted_json.text),
 )
-#: Environment variable with which Ray tells a job's driver, as JSON, how it was submitted.
+#: Environment variable in which Ray passes a job's submission to its driver, as JSON.
 _RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-#: Ends the names of jobs that `raytf submit` submits for one command.
+#: The number at the end of a job's name; `raytf submit` counts the jobs that it submits for one command.
 _NUMBER = re.compile(r"-\d+$")
 
 
 @dataclass(frozen=True)
 class StartCommand:
-    """The way in which a Python process was started.
+    """How a Python process was started.
 
     Attributes:
-        words: what follows the interpreter; empty for a notebook or an interactive interpreter.
-        folder: in which it ran.
-        program: path of the program's file, without links; empty where the next start may have another one.
-        host: on which it ran.
-        submission: of the job as which it ran, the same for each job that `raytf submit` submits for one command;
-            empty where it was no job.
-        digest: SHA-256 of the program's file; empty where it has none.
+        words: the arguments of the interpreter; empty for a notebook or an interactive interpreter.
+        folder: the working directory.
+        program: resolved path of the program's file; empty if the next start may have another path.
+        host: name of the host.
+        submission: name of the Ray job, the same for all jobs that `raytf submit` submits for one command; empty if
+            the process was no job.
+        digest: SHA-256 of the program's file; empty if there is none.
     """
 
     words: tuple[str, ...]
@@ -56,13 +56,13 @@ class StartCommand:
     digest: str = ""
 
     def is_another_program(self, path: str, host: str, exists: Callable[[str], bool] = os.path.exists) -> bool:
-        """Return whether this start ran another program than the one at a path.
+        """Return whether this start certainly ran another program than the one that starts now.
 
-        It is another one only where this host can tell: both ran here, and both files are there.
+        This is certain only if both ran on the same host, where this start's file still exists.
 
         Args:
-            path: of the program that starts now; empty where it is not known.
-            host: on which it starts.
+            path: path of the program that starts now; empty if unknown.
+            host: name of the host on which it starts.
         """
         return bool(path and self.program) and self.host == host and self.program != path and exists(self.program)
 
@@ -71,7 +71,7 @@ def of_process(program: str = "") -> StartCommand:
     """Return the command of this process.
 
     Args:
-        program: path of its program; empty where it has none.
+        program: path of its program; empty if there is none.
     """
     has_command = "ipykernel" not in sys.modules and bool(sys.argv[0])
     words = tuple(sys.orig_argv[1:]) if has_command else ()
@@ -82,7 +82,7 @@ def of_process(program: str = "") -> StartCommand:
 
 
 def submission(environment: Mapping[str, str]) -> str:
-    """Return which submission to Ray's job server a process belongs to; empty for none."""
+    """Return the submission to Ray's job server to which a process belongs; empty if there is none."""
     try:
         name = json.loads(environment.get(_RAY_JOB) or "{}")["metadata"]["job_submission_id"]
     except (ValueError, KeyError, TypeError):
@@ -91,7 +91,7 @@ def submission(environment: Mapping[str, str]) -> str:
 
 
 def write(run: Storage, command: StartCommand) -> None:
-    """Keep a command in a run's folder; the latest start of the run counts.
+    """Write a command to a run's folder, in place of that of an earlier start.
 
     Raises:
         StorageError: storage refuses.
@@ -102,14 +102,14 @@ def write(run: Storage, command: StartCommand) -> None:
 
 @contextlib.contextmanager
 def recorded(run: Storage, command: StartCommand) -> Iterator[bool]:
-    """Keep a command in a run's folder, unless the run turns out to be another one.
+    """Write a command to a run's folder; restore the earlier one if the `with` block raises RunMismatchError.
 
     Yields:
-        Whether the folder had the same command, with the same text of its program.
+        Whether the folder already had the same command, with the same contents of its program.
 
     Raises:
         StorageError: storage refuses.
-        RunMismatchError: that of the `with` statement.
+        RunMismatchError: raised by the `with` block.
     """
     before = read_or_none(run)
     is_same = before is not None and (before.words, before.digest) == (command.words, command.digest)
@@ -123,23 +123,23 @@ def recorded(run: Storage, command: StartCommand) -> Iterator[bool]:
 
 
 def read_or_none(run: Storage) -> StartCommand | None:
-    """Return the command of a run; None where nothing readable says so."""
+    """Return the command of a run; None if its folder has none that can be read."""
     try:
         return read(run)
-    except StorageError:  # also a damaged file, which is for people to read
+    except StorageError:  # includes a damaged file: the command is only shown to people
         return None
 
 
 def encoded(command: StartCommand) -> bytes:
-    """Return the contents of the file."""
+    """Return a command as the contents of its file."""
     return json.dumps(asdict(command)).encode()
 
 
 def read(run: Storage) -> StartCommand | None:
-    """Return the command of a run; None where its folder has none.
+    """Return the command of a run; None if its folder has none.
 
     Raises:
-        DamagedFileError: it cannot be read.
+        DamagedFileError: the file cannot be parsed.
         StorageError: storage refuses.
     """
     fields = untrusted_json.read(run, FILE, _SHAPE)
@@ -149,7 +149,7 @@ def read(run: Storage) -> StartCommand | None:
 
 
 def text(command: StartCommand) -> str:
-    """Return a command as a line for a shell, safe to show on a terminal."""
+    """Return a command as one shell line that is safe to show on a terminal."""
     words = list(command.words)
     is_raytf = bool(words) and Path(words[0]).name == "raytf"
     return visible(shlex.join(["raytf", *words[1:]] if is_raytf else ["python", *words]))

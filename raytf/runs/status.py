@@ -1,4 +1,4 @@
-"""The status of a run and its speed, for the driver's display and as a file that others may read."""
+"""The status of a run and its speed, for the driver's display and for a file that other programs can read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from raytf.errors import ConfigError
 from raytf.storage import strict_json
 
-#: Phase in which the ranks save and wait because they were asked to; the Monitor knows the reason.
+#: Phase in which the ranks save and wait at the driver's request; the Monitor knows the reason.
 PARKED = "parked"
-#: Seconds after which a step counts about a third.
+#: Seconds after which the weight of a step in the pace is 1/e.
 _SECONDS = 15.0
 #: Seconds and steps of training after which the pace is known well enough to estimate the time left.
 _KNOWN_SECONDS, _KNOWN_STEPS = 2.0, 3
@@ -23,12 +23,12 @@ _KNOWN_SECONDS, _KNOWN_STEPS = 2.0, 3
 
 @dataclass(frozen=True)
 class SaveTrouble:
-    """Saves that fail.
+    """A series of failed saves.
 
     Attributes:
-        seconds: since the first failure in a row.
-        retry_seconds: until the next try.
-        why: the reason of the last failure, in short.
+        seconds: seconds since the first failure of the series.
+        retry_seconds: seconds until the next try.
+        why: short reason of the last failure.
     """
 
     seconds: float
@@ -42,18 +42,18 @@ class Status:
 
     Attributes:
         step, total: completed and planned global steps.
-        epoch, epochs: the current epoch, counted from 1, and the number of epochs that `total` reaches.
-        metrics: running loss and metrics of the epoch.
+        epoch, epochs: the current epoch, counted from 1, and the number of epochs up to step `total`.
+        metrics: running loss and metrics of the current epoch.
         samples_per_step: the average number of records in a step.
-        samples_per_second: over the last seconds; see `Pace`.
+        samples_per_second: the rate over the last seconds; see `Pace`.
         workers: world size.
         checkpoint: step of the last complete checkpoint, or None.
         snapshot: step of the newest copy of the state in memory, or None.
         snapshot_bytes: memory of the copies on each node.
-        stall_seconds: total time in which this group of workers has stood still to save or copy the state.
-        trace_seconds: total time in which it has traced graphs, the first call of the step included.
-        phase: training, or the present activity instead.
-        trouble: why checkpoints cannot be saved; None where they can.
+        stall_seconds: total time for which this group of workers has paused training to save or copy the state.
+        trace_seconds: total time for which this group has traced graphs, including the first call of the step.
+        phase: `training`, or the current activity instead.
+        trouble: why checkpoints cannot be saved; None if they can.
         history: the last completed epochs, each with its metrics, `epoch` (from 0) and `step`.
     """
 
@@ -96,33 +96,33 @@ def describe(status: Status, shows_saves: bool = False) -> str:
     """Return a status as one line.
 
     Args:
-        shows_saves: name checkpoints and copies in memory also where there is no trouble.
+        shows_saves: whether to show checkpoints and copies in memory even if saves do not fail.
     """
     parts = [*where(status), *learned(status), *saved(status, shows_saves), left(status)]
     return ", ".join(part for part in parts if part)
 
 
 def where(status: Status) -> list[str]:
-    """Return how far the run is."""
+    """Return the current epoch and step, as texts."""
     return [f"epoch {status.epoch}/{status.epochs}", f"step {status.step}/{status.total}"]
 
 
 def left(status: Status) -> str:
-    """Return the time left, or the present activity instead of training; empty where the time is not known."""
+    """Return the time left, or the current activity if that is not training; empty if the time is unknown."""
     if status.phase != "training":
         return status.phase
     return "" if status.seconds_left is None else f"ETA {clock_text(status.seconds_left)}"
 
 
 def learned(status: Status) -> list[str]:
-    """Return the epoch's metrics so far, and how fast and with how many workers the run trains."""
+    """Return the epoch's metrics so far, the speed, and the number of workers, as texts."""
     rate = f"{status.samples_per_second:,.0f} samples/s" if status.samples_per_second else ""
     metrics = [f"{name} {number_text(value)}" for name, value in status.metrics.items()]
     return [*metrics, *([rate] if rate else []), workers_text(status.workers)]
 
 
 def saved(status: Status, shows_saves: bool) -> list[str]:
-    """Return the newest saved states, if there is trouble with saves or `shows_saves` is set."""
+    """Return the newest saved states, as texts, if saves fail or `shows_saves` is set."""
     parts = []
     if status.trouble is not None or shows_saves:
         parts.append(f"saved {'nothing yet' if status.checkpoint is None else f'step {status.checkpoint}'}")
@@ -154,12 +154,12 @@ def clock_text(seconds: float) -> str:
 
 
 class StatusFile:
-    """Keeps the latest status as JSON in a local file: the fields of `Status`, and `time` in seconds of the epoch.
+    """A local file with the latest status as JSON: the fields of `Status`, and `time` as Unix time in seconds.
 
-    Numbers that are NaN or infinite are null.
+    NaN and infinite numbers are written as null.
 
     Args:
-        path: a file in a folder that exists; None writes nothing.
+        path: a file in an existing folder; with None, nothing is written.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -171,7 +171,7 @@ class StatusFile:
         if path is not None:
             try:
                 with contextlib.suppress(FileNotFoundError):
-                    os.remove(path)  # the file of an earlier command says nothing about this one
+                    os.remove(path)  # an earlier command's file is not about this run
                 with open(f"{path}.part", "w"):
                     pass
                 os.remove(f"{path}.part")
@@ -182,7 +182,7 @@ class StatusFile:
                 ) from error
 
     def show(self, status: Status) -> None:
-        """Replace the file if the status is new. A full disk does not stop the run."""
+        """Replace the file if the status has changed. An error, such as a full disk, does not stop the run."""
         if self._path is None or status == self._status:
             return
         self._status = status
@@ -202,13 +202,13 @@ class StatusFile:
 
 @dataclass(frozen=True)
 class Moment:
-    """The progress of a group of workers at a moment.
+    """The progress of a group of workers at one moment.
 
     Attributes:
-        step: global steps done.
-        now: seconds of a monotonic clock that stands still while the group traces a graph.
-        is_training: whether it makes steps from now on.
-        stall: total seconds in which it stood still to save or copy the state.
+        step: completed global steps.
+        now: seconds of a monotonic clock that stops while the group traces a graph.
+        is_training: whether the group makes steps from now on.
+        stall: total seconds for which the group has paused to save or copy the state.
     """
 
     step: int
@@ -224,20 +224,20 @@ class Pace:
         seconds: time after which a step's weight is 1/e.
 
     Attributes:
-        steps_per_second: while the group trains; 0 if it is not known.
+        steps_per_second: the pace while the group trains; 0 if unknown.
     """
 
     def __init__(self, seconds: float = _SECONDS):
         self._fade = seconds
         self._before: Moment | None = None
         self._steps = self._seconds = 0.0
-        #: Since the first call, without fading: all seconds, those in which steps were made, and the steps.
+        #: Unweighted totals since the first call: all seconds, the seconds of training, and the steps.
         self._all_seconds = self._training_seconds = 0.0
         self._all_steps = 0
         self.steps_per_second = 0.0
 
     def see(self, moment: Moment) -> None:
-        """Take the group's present progress."""
+        """Update the pace with the group's current progress."""
         before, self._before = self._before, moment
         if before is None or not (before.is_training or self._all_seconds):
             return
@@ -254,8 +254,8 @@ class Pace:
         self.steps_per_second = self._steps / self._seconds if self._seconds else 0.0
 
     def seconds_left(self, steps: int) -> float | None:
-        """Return the seconds that more steps take, or None if the pace is not known. It assumes the latest pace, and
-        the same share of other work (validation, saves) as since the first step."""
+        """Return the seconds that `steps` more steps will take, or None if the pace is unknown. Other work, such as
+        validation and saves, is assumed to take the same share of the time as since the first step."""
         is_known = self._training_seconds >= _KNOWN_SECONDS and self._all_steps >= _KNOWN_STEPS
         if not is_known or not self.steps_per_second:
             return None

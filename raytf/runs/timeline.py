@@ -1,5 +1,5 @@
-"""Where every second of a run went, computed from the events of its ledger alone, and how long each part of a start
-took: of a worker, and of a restart from the failure to the first step."""
+"""Computes from a run's ledger how each second of the run was spent, and measures the parts of a start: a worker's, and
+a group's from the failure to the first step."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from dataclasses import dataclass, replace
 from raytf.runs.events import HELD
 from raytf.runs.ledger import Event
 
-#: Categories of time, in the order in which they are shown.
+#: Categories of time, in display order.
 CATEGORIES = {
     "training": "new steps",
-    "redone": "steps done once more after a failure",
-    "checkpoint": "training stood still to save or copy the state",
+    "redone": "steps repeated after a failure",
+    "checkpoint": "training paused to save or copy the state",
     "validation": "validation",
-    "startup": "to the first step of a driver, and later traces",
+    "startup": "until a driver's first step, and later graph traces",
     "restart": "from a failure to the next step",
     "resize": "planned changes of the number of workers",
-    "waiting": "for nodes",
+    "waiting": "waiting for nodes",
     "hang": "a worker made no progress",
     "finish": "the last save, test and export",
-    "down": "no driver ran; goodput leaves it out",
+    "down": "no driver ran; not counted in goodput",
 }
-#: Tier -> field of a sign of life with the step of its newest copy.
+#: Tier -> field of a heartbeat that contains the step of the tier's newest copy.
 COPY_TIERS = {"durable": "checkpoint", "memory": "snapshot"}
 
 
@@ -34,10 +34,10 @@ class Span:
     """A part of the run's time that belongs to one category.
 
     Attributes:
-        begin, end: seconds of the epoch.
+        begin, end: Unix times in seconds.
         category: a key of CATEGORIES.
-        workers: world size, 0 where no group trains.
-        first_step, last_step: global steps at its ends.
+        workers: world size; 0 if no group trains.
+        first_step, last_step: global steps at its beginning and end.
     """
 
     begin: float
@@ -57,18 +57,18 @@ _FINISHING = ("testing", "exporting", "saving")
 
 
 class Timeline:
-    """Goes through events in order and cuts the time between them."""
+    """Divides the time between events, which are added in order, into spans."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self._now: float | None = None
         self._state = "startup"
-        #: The category of a group's start, until it trains.
+        #: Category of the time from a group's start until it trains.
         self._cause = "startup"
         self._workers = self._step = self._highest = 0
         self._stall = self._trace = 0.0
         self._has_ended = False
-        #: Seconds by which the clock of the present driver is behind those of the ones before.
+        #: Seconds by which the current driver's clock is behind the clocks of earlier drivers.
         self._behind = 0.0
 
     def add(self, event: Event) -> None:
@@ -98,7 +98,7 @@ class Timeline:
         if self._state != "training":
             self._cut(time, self._state, self._step)
             return
-        # A fault is noticed some time after the last sign of life.
+        # A fault is noticed `silent` seconds after the last heartbeat.
         silent = 0.0
         if event["kind"] in ("fault", "hang") or event.get("tier") == HELD:
             silent = min(float(event.get("silent") or 0.0), time - self._now)
@@ -111,7 +111,7 @@ class Timeline:
         trace = min(max(self._trace - traced, 0.0), length - stall)
         begin, middle = self._now + stall + trace, self._step + max(0, again)
         self._cut(self._now + stall, "checkpoint", self._step)
-        self._cut(begin, self._cause, self._step)  # a start has not ended before its graphs are traced
+        self._cut(begin, self._cause, self._step)  # a start lasts until its graphs are traced
         self._cut(begin + (length - stall - trace) * share, "redone", middle)
         self._cut(time - silent, "training", step)
         self._cut(time, _pause(event), step)
@@ -148,22 +148,22 @@ class Timeline:
                 self._state = _PHASES[phase]
                 self._cause = "resize" if phase == "resizing" else self._cause
             if self._state in ("training", "validation", "resize"):
-                # A group that restored an earlier step begins there.
+                # A group may have restored an earlier step.
                 self._step = int(event.get("step") or 0) if phase == "training" else self._step
             self._workers = int(event.get("workers") or self._workers)
         elif kind == "attempt" and event.get("tier") == HELD and self._state in ("hang", "restart"):
-            self._state, self._cause = "training", "restart"  # no phase begins: the ranks continue where they were
+            self._state, self._cause = "training", "restart"  # no `phase` event follows: the ranks continue
 
 
 def _pause(event: Event) -> str:
-    """Return the category of the time in which a group stood still before an event."""
+    """Return the category of the time for which a group stood still before an event."""
     if event.get("tier") == HELD and event.get("lost") == 0:
         return "resize"
     return "hang" if event.get("cause") == "hang" or event["kind"] == "hang" else "restart"
 
 
 def timeline(events: Sequence[Event]) -> list[Span]:
-    """Cut a run's time into spans; they touch, but where a run that had finished was later given more steps."""
+    """Divide a run's time into spans. They adjoin, except where a finished run was later given more steps."""
     line = Timeline()
     for event in events:
         line.add(event)
@@ -174,7 +174,7 @@ def timeline(events: Sequence[Event]) -> list[Span]:
 
 
 def _without_next_step(spans: list[Span]) -> list[Span]:
-    """Return the spans of a run that has ended, in which the time after its last failure restarts nothing."""
+    """Return the spans of a run that has ended: the time after its last failure is `finish`, not `restart`."""
     count = len(spans)
     while count and spans[count - 1].category == "restart":
         count -= 1
@@ -182,7 +182,7 @@ def _without_next_step(spans: list[Span]) -> list[Span]:
 
 
 def account(spans: Iterable[Span]) -> dict[str, float]:
-    """Return seconds of each category, in the order of CATEGORIES, without those that have none."""
+    """Return the seconds of each category that has any, in the order of CATEGORIES."""
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     for span in spans:
         seconds[span.category] += span.seconds
@@ -190,8 +190,8 @@ def account(spans: Iterable[Span]) -> dict[str, float]:
 
 
 def goodput(seconds: dict[str, float]) -> float:
-    """Return the share of the run's time that went into new steps; 0 where there was no time. The time in which no
-    driver ran does not count: nobody knows whether the run was meant to continue then."""
+    """Return the share of the run's time that went into new steps; 0 if there is no time. The time without a driver is
+    left out, because the run may not have been meant to continue then."""
     total = sum(seconds.values()) - seconds.get("down", 0.0)
     return seconds.get("training", 0.0) / total if total else 0.0
 
@@ -204,15 +204,15 @@ def steps_per_second(spans: Iterable[Span]) -> float:
 
 
 class RecoveryPointAges:
-    """Goes through a run's events in order.
+    """Tracks the age of the newest copy in each tier through a run's events, which are passed in order.
 
     Attributes:
-        steps: of the newest copy of each tier; 0 as long as there is none, None where the one that there was is lost.
+        steps: step of each tier's newest copy; 0 before the first copy, None after the newest copy was lost.
     """
 
     def __init__(self) -> None:
         self.steps: dict[str, int | None] = dict.fromkeys(COPY_TIERS, 0)
-        #: The present history of the run; steps go up.
+        #: The steps that the run passed, in ascending order, and the time of each.
         self._at_steps: list[int] = []
         self._times: list[float] = []
 
@@ -221,7 +221,7 @@ class RecoveryPointAges:
         if kind == "attempt":
             step, tier = int(event.get("from_step") or 0), event.get("tier")
             self._pass(event["time"], step)
-            # A group starts from the newest copy that still exists, so newer ones were lost.
+            # A group starts from the newest remaining copy, so newer copies were lost.
             self.steps["memory"] = step if tier == "memory" else None if tier == "durable" else 0
             if tier == "durable":
                 self.steps["durable"] = max(step, self.steps["durable"] or 0)
@@ -232,8 +232,7 @@ class RecoveryPointAges:
                     self.steps[tier] = int(event[field])
 
     def seconds(self, now: float) -> dict[str, float]:
-        """Return the age of each tier's newest copy, without a tier that has lost its own; nothing before the first
-        step."""
+        """Return the age of each tier's newest copy, without tiers that lost it; empty before training starts."""
         if not self._times:
             return {}
         return {tier: max(0.0, now - self._when(step)) for tier, step in self.steps.items() if step is not None}
@@ -256,7 +255,7 @@ class RecoveryPointAges:
 
 
 class Phases:
-    """A stopwatch with names.
+    """A stopwatch that measures named phases.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -267,21 +266,21 @@ class Phases:
         self._seconds: dict[str, float] = {}
 
     def mark(self, name: str) -> None:
-        """Count the time since the last mark as that of a name."""
+        """Add the time since the last mark to a phase."""
         now = self._clock()
         self._seconds[name] = self._seconds.get(name, 0.0) + now - self._at
         self._at = now
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each name, in the order of their first marks."""
+        """Return the seconds of each phase, in the order of the first marks."""
         return dict(self._seconds)
 
 
 class RestartPhases:
-    """The parts of one start of a group, as the driver's clock sees them.
+    """Measures the parts of a group's start by the driver's clock.
 
-    Before a group there may be a fault, which was noticed some time after the last sign of life.
+    A fault may precede the start; it was noticed some time after the last heartbeat.
     """
 
     def __init__(self) -> None:
@@ -290,8 +289,7 @@ class RestartPhases:
         self._joined: float | None = None
 
     def fault(self, now: float, silent: float) -> None:
-        """Take a fault that was noticed `silent` seconds after the last sign of life; of several in a row the first
-        counts."""
+        """Record a fault that was noticed `silent` seconds after the last heartbeat. Only the first in a row counts."""
         if self._fault is None:
             self._fault = (now, silent)
 
@@ -299,21 +297,21 @@ class RestartPhases:
         self._group, self._joined = now, None
 
     def joined(self, now: float) -> None:
-        """Take note that rank 0 has reported for the first time."""
+        """Record the time of rank 0's first report."""
         self._joined = now
 
     def trains(self, now: float, own: dict[str, float]) -> dict[str, float]:
-        """Take note that the first step is done; returns seconds of each part, in order.
+        """Record that the first step is done, and return the seconds of each part, in order.
 
         Args:
-            own: rank 0's parts; those before its first word are named `tensorflow` and `rendezvous`.
+            own: the parts that rank 0 measured; `tensorflow` and `rendezvous` lie before its first report.
         """
         parts: dict[str, float] = {}
         if self._fault is not None:
             at, silent = self._fault
             parts["notice"] = silent
             if self._group is not None:
-                parts["placement"] = max(0.0, self._group - at)  # the word of the fault may have been late
+                parts["placement"] = max(0.0, self._group - at)  # the driver may learn of the fault late
         if self._group is not None and self._joined is not None:
             early = sum(own.get(name, 0.0) for name in ("tensorflow", "rendezvous"))
             parts["processes"] = max(0.0, self._joined - self._group - early)
@@ -322,7 +320,7 @@ class RestartPhases:
 
 
 def counted(count: int, in_place: int) -> str:
-    """Say how often workers began again, and how often of these without losing what they had."""
+    """Return the number of restarts in words, and how many kept the workers' state: `3 restarts (1 in place)`."""
     return f"{count} restart{'' if count == 1 else 's'}{f' ({in_place} in place)' if in_place else ''}"
 
 

@@ -1,4 +1,4 @@
-"""The addresses at which a `raytf ui` of this user shows a storage, so that a run can name its page."""
+"""The addresses at which this user's `raytf ui` processes show storages, so that a run can print its page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHAPE = untrusted_json.record(
         "root": untrusted_json.text,
     }
 )
-#: Notes that are read at most: one for each `raytf ui` that runs, and those of killed ones.
+#: The most notes that are read: each running `raytf ui` has one, and killed ones leave theirs behind.
 _MOST = 100
 
 
@@ -33,11 +33,11 @@ def _folder() -> Path:
 
 @contextlib.contextmanager
 def announced(url: str, root: str) -> Iterator[None]:
-    """Let other processes of this user find the pages during the `with` statement, where a note can be left.
+    """Leave a note of the pages' address for this user's other processes during the `with` block, if possible.
 
     Args:
-        url: of the pages, without a token.
-        root: URI of the storage that they show.
+        url: address of the pages, without a token.
+        root: URI of the storage that the pages show.
     """
     pid = os.getpid()
     path = _folder() / f"{pid}.json"
@@ -53,7 +53,7 @@ def announced(url: str, root: str) -> Iterator[None]:
 
 
 def page_of(uri: str) -> str | None:
-    """Return the address of the page of the run in the folder `uri`; None where nobody shows it."""
+    """Return the address of the page of the run in the folder `uri`; None if no `raytf ui` shows it."""
     with contextlib.suppress(OSError):
         for path in sorted(_folder().glob("*.json"))[:_MOST]:
             try:

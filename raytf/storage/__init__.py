@@ -1,5 +1,5 @@
-"""Files on disk, S3, GCS and Azure behind one class: whole and conditional writes, errors that say how to fix them.
+"""Files on disk, S3, GCS and Azure behind one class, with atomic and conditional writes and errors that name the fix.
 
-It also reads JSON and YAML that somebody else may have written, bounded in size and depth. It imports only
-`raytf.errors`. The entry is `raytf.storage.storage.Storage`.
+It also reads untrusted JSON and YAML, with limits on size and depth. Of raytf it imports only `raytf.errors` and
+`raytf._process`. Start with `raytf.storage.storage.Storage`.
 """

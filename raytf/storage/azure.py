@@ -1,11 +1,11 @@
-"""Azure Blob Storage by Microsoft's library: a file system for pyarrow, and writes by version.
+"""Azure Blob Storage through Microsoft's library: a file system for pyarrow, and conditional writes by version.
 
 The account is in the URI (`account_name`) or in AZURE_STORAGE_ACCOUNT. Credentials come from the environment
-(AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN), or else from `azure.identity`: the
-machine's identity, a pod's, `az login`.
+(AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN), or else from `azure.identity`, such as
+the identity of the machine or pod, or `az login`.
 
-pyarrow has a file system for Azure, too. It is not used: it writes an empty blob before the bytes arrive, so a file
-would not appear whole, and its recursive list has ended the process (pyarrow 26.0.1 against Azurite).
+pyarrow's own file system for Azure is not used. It writes an empty blob before the data, so readers could see an
+incomplete file, and its recursive listing crashed the process (pyarrow 26.0.1 against Azurite).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _CONNECTION = "AZURE_STORAGE_CONNECTION_STRING"
 
 @dataclass(frozen=True)
 class Azure:
-    """How to reach an account of Azure Blob Storage.
+    """The address of an Azure Blob Storage account.
 
     Attributes:
-        account: its name; empty where a connection string in the environment has it.
+        account: its name; empty if a connection string in the environment contains it.
         endpoint: HOST:PORT of a server that is not Microsoft's; empty for Microsoft's.
         scheme: http or https.
     """
@@ -49,7 +49,7 @@ class Azure:
 
     @classmethod
     def of(cls, options: dict[str, str]) -> Azure:
-        """Read a URI's options and the environment.
+        """Return the address from a URI's options and the environment.
 
         Raises:
             ConfigError: the account is missing, or Azure's libraries are not installed.
@@ -110,7 +110,7 @@ class AzureObjects:
         client: a `BlobServiceClient`.
 
     Raises:
-        OSError: from every method, in words that `refusals.classify` knows.
+        OSError: from every method, with a text that `refusals.classify` knows.
     """
 
     def __init__(self, client: Any):
@@ -126,9 +126,9 @@ class AzureObjects:
             return None
 
     def put(self, path: str, data: bytes, version: str | None) -> bool:
-        """Write a blob if it has this version, or if it does not exist for None. Return whether it was written.
+        """Write a blob if it has this version (for None: if it does not exist). Return whether it was written.
 
-        A write whose answer was lost counts as refused: it is tried again and meets itself. Read the blob to know.
+        False may also mean that a response was lost and the retry found the blob written: read it to find out.
         """
         from azure.core import MatchConditions
         from azure.core.exceptions import ResourceExistsError, ResourceModifiedError
@@ -160,7 +160,7 @@ class AzureObjects:
         self.delete_keys(container, [*([name] if name else []), *below])
 
     def delete_keys(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete blobs of a container; missing ones are no error."""
+        """Delete blobs of a container, ignoring missing ones."""
         with ThreadPoolExecutor(_DELETES_AT_ONCE) as pool:
             list(pool.map(lambda key: self._delete_one(f"{bucket}/{key}"), keys))
 
@@ -169,7 +169,7 @@ class AzureObjects:
             self._blob(path).delete_blob(delete_snapshots="include")
 
     def abort_uploads(self, path: str, is_dead: Callable[[str], bool]) -> int:
-        """Do nothing: after a week, Azure itself forgets blocks that were never committed."""
+        """Do nothing: Azure itself discards uncommitted blocks after a week."""
         return 0
 
     def _blob(self, path: str) -> Any:
@@ -180,7 +180,7 @@ class AzureObjects:
 class BlobFileSystem(pafs.FileSystemHandler):
     """Blobs as files, for `Storage` and for libraries that read with pyarrow.
 
-    It is pickled without its client, which is made again where it is unpickled.
+    It is pickled without its client, and makes a new one after it is unpickled.
     """
 
     def __init__(self, store: Azure):
@@ -284,7 +284,7 @@ class BlobFileSystem(pafs.FileSystemHandler):
 
 
 class _Download(io.RawIOBase):
-    """A blob, from its beginning to its end."""
+    """A blob as a sequential stream."""
 
     def __init__(self, answer: Any, path: str):
         self._answer, self._path = answer, path
@@ -329,7 +329,7 @@ class _Ranges(io.RawIOBase):
 
 
 class _Upload(io.BytesIO):
-    """Bytes that become a blob, whole, when they are closed."""
+    """A buffer that is uploaded as a whole blob when it is closed."""
 
     def __init__(self, blob: Any, path: str):
         super().__init__()
@@ -350,12 +350,12 @@ class ContainerMissingError(OSError):
 
 @contextlib.contextmanager
 def _explained(operation: str, path: str = "", hand_on: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Raise errors of Azure's libraries as OSErrors in the words that `refusals.classify` knows.
+    """Convert errors of Azure's libraries to OSErrors with a text that `refusals.classify` knows.
 
     Args:
-        operation: as the service calls it.
+        operation: the service's name of the request.
         path: CONTAINER/NAME.
-        hand_on: errors that stay as they are.
+        hand_on: errors to raise unchanged.
     """
     from azure.core import exceptions
 
@@ -372,14 +372,14 @@ def _explained(operation: str, path: str = "", hand_on: tuple[type[Exception], .
             raise ContainerMissingError(f"Azure Error {code}: no container {container}") from error
         raise FileNotFoundError(errno.ENOENT, "there is no such blob", path) from error
     except exceptions.ClientAuthenticationError as error:
-        raise OSError(f"No credentials that Azure takes during {operation}: {error.message}") from error
+        raise OSError(f"No credentials that Azure accepts during {operation}: {error.message}") from error
     except exceptions.HttpResponseError as error:
         status = f"HTTP status {error.status_code}"
         raise OSError(f"Azure Error {_code(error)} during {operation}: {error.message} ({status})") from error
-    except exceptions.AzureError as error:  # no answer came
+    except exceptions.AzureError as error:  # no response arrived
         raise OSError(f"Azure Error NETWORK_CONNECTION during {operation}: {error}") from error
-    except ValueError as error:  # a connection string or a key that cannot be read
-        raise OSError(f"No credentials that can be read during {operation}: {error}") from error
+    except ValueError as error:  # an invalid connection string or key
+        raise OSError(f"No credentials that can be parsed during {operation}: {error}") from error
 
 
 def _code(error: Any) -> str:
@@ -392,14 +392,14 @@ def _file_info(path: str, blob: Any) -> pafs.FileInfo:
 
 
 def _is_folder(blob: Any) -> bool:
-    """Return whether a blob stands for a folder, as in accounts with a hierarchical namespace."""
+    """Return whether a blob represents a folder, as in accounts with a hierarchical namespace."""
     return (getattr(blob, "metadata", None) or {}).get("hdi_isfolder") == "true"
 
 
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ImportError:  # not even the package that contains it
+    except ImportError:  # its parent package is missing as well
         return False
 
 

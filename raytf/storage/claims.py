@@ -1,15 +1,15 @@
-"""Create and swap of a file with one winner among all who try at once, also on a store that knows no conditions.
+"""Creates or swaps a file with one winner among concurrent writers, even on a store without conditional writes.
 
-On such a store a writer first puts up a claim: an object with a name of its own in a folder beside the file. Then it
-lists the folder, and does not write if it sees another writer's claim. Since each writer puts up its claim before it
-lists, at least one of two sees the other. The writer with the least name keeps its claim until it is alone; the others
-take theirs down, so one of them continues. A writer that is alone checks that the file is still as expected, writes it,
-and takes its claim down last, so that later writers see the file. A claim that stays for `EXPIRY_SECONDS` belongs to a
-dead process, and is removed.
+On such a store, a writer first creates a claim: an object with a unique name in a folder beside the file. Then it
+lists the folder, and does not write if it finds another writer's claim. Every writer creates its claim before it
+lists, so at least one of two writers sees the other. The writer with the smallest name keeps its claim until it is
+alone. The others delete theirs, so one writer proceeds. A writer that is alone checks that the file is still as
+expected, writes it, and deletes its claim last, so that later writers see the file. A claim that exists for
+`EXPIRY_SECONDS` belongs to a dead process, and is deleted.
 
-This holds if a list shows what was put before, for which writers wait a moment, and if no writer is suspended between
-its list and its write for longer than a claim lives. Otherwise two writers may think that they have won. The file then
-has the content of the last one, and the other writer learns that by reading it: see `lease`.
+This works if a listing shows all earlier puts (writers wait a moment for that), and if no writer is suspended between
+its listing and its write for longer than a claim lives. Otherwise two writers may both believe that they won. The file
+then has the content of the last one, and the other writer finds out by reading the file: see `lease`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from collections.abc import Callable
 from raytf.errors import StorageError
 from raytf.storage.storage import Storage
 
-#: Between a claim and the list of the others.
+#: Wait between creating a claim and listing all claims.
 SETTLE_SECONDS = 1.0
 #: A claim that is this old belongs to a dead process.
 EXPIRY_SECONDS = 20.0
-#: A list that took longer is too old to act on.
+#: A listing that took longer is too old to act on.
 _LIST_SECONDS = 5.0
 _POLL_SECONDS = 0.25
 _MOST_SECONDS = 120.0
@@ -40,7 +40,7 @@ def write(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Write a file if it has this version, or if it does not exist for None; one of several writers wins, on any store.
+    """Write a file if it has this version (for None: if it does not exist); one of several writers wins on any store.
 
     Returns:
         Whether it was written.
@@ -73,17 +73,17 @@ def alone(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Act while nobody else has a claim on a file. Return the result, or False if it was over before.
+    """Call `act` once no other process claims the file, and return its result; return False if `is_over` before that.
 
     Args:
         act: writes the file if it is as expected, and returns whether it did.
-        is_over: whether somebody else has written it, so that waiting is of no use.
+        is_over: returns whether another process has written the file, so that waiting is pointless.
 
     Raises:
-        StorageError: storage refuses, or other processes have kept this one waiting for minutes.
+        StorageError: storage refuses a request, or other processes kept this one waiting for minutes.
     """
     folder, mine = folder_of(name), uuid.uuid4().hex
-    seen: dict[str, float] = {}  # claims of others, and since when
+    seen: dict[str, float] = {}  # claims of others, and when each was first seen
     deadline = clock() + _MOST_SECONDS
     try:
         while clock() < deadline:
@@ -103,14 +103,14 @@ def alone(
                 if mine in claims and min(seen) < mine:
                     place.delete(f"{folder}/{mine}")
                 sleep(_POLL_SECONDS)
-            else:  # not put up yet, or removed as a dead process's
+            else:  # no claim created yet, or another process deleted it as expired
                 place.put(f"{folder}/{mine}", mine.encode())
                 sleep(SETTLE_SECONDS)
     finally:
-        with contextlib.suppress(StorageError):  # it expires
+        with contextlib.suppress(StorageError):  # the claim expires by itself
             place.delete(f"{folder}/{mine}")
     raise StorageError(
-        f"{place.locate(name)}: other processes have kept it from being written for {_MOST_SECONDS:.0f} s. "
-        f"Where there are none, delete {place.locate(folder)}.",
+        f"{place.locate(name)}: other processes have blocked this write for {_MOST_SECONDS:.0f} s. "
+        f"If none are running, delete {place.locate(folder)}.",
         "unreachable",
     )

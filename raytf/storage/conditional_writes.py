@@ -1,7 +1,7 @@
-"""Tests whether a store keeps its word about conditional writes: one of several writers at once must win.
+"""Tests whether a store's conditional writes work: exactly one of several concurrent writers must win.
 
-A store may refuse a condition, ignore it and write all the same, or check first and write then, so that several writers
-at once all see nothing. Only a race shows that, and only now and then, so there are several races.
+A store may refuse a condition, ignore it and write anyway, or check and write in two steps, so that several concurrent
+writers all pass the check. Only a race shows this, and not every time, so several races run.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-#: Writers of a race, the most races, and the least, however long they take.
+#: Writers per race, the most races, and the fewest races, however long they take.
 WRITERS, MOST_ROUNDS, LEAST_ROUNDS = 4, 6, 3
 #: No further race starts after this time.
 SECONDS = 2.0
 
 
 class Objects(Protocol):
-    """The store; every method may raise OSError."""
+    """The methods of a store that a race uses; each may raise OSError."""
 
     def put(self, path: str, data: bytes, version: str | None) -> bool: ...
     def get(self, path: str) -> tuple[bytes, str] | None: ...
@@ -29,12 +29,12 @@ class Objects(Protocol):
 def try_out(
     store: Objects, path: str, is_unsupported: Callable[[OSError], bool], clock: Callable[[], float] = time.monotonic
 ) -> dict[str, bool]:
-    """Return whether one of several writers wins, for `create` and for `swap`.
+    """Return whether exactly one of several writers wins, for `create` and for `swap`.
 
-    They race for objects `path-N`, N < MOST_ROUNDS, which stay: see `leftovers`.
+    The writers race for objects `path-N`, N < MOST_ROUNDS, which the caller deletes: see `leftovers`.
 
     Args:
-        is_unsupported: (error) -> whether the store does not know the condition.
+        is_unsupported: returns whether an error means that the store does not know the condition.
 
     Raises:
         OSError: no writer succeeded.
@@ -59,11 +59,11 @@ def try_out(
                 winners, content, errors = _race(store, pool, target, version)
                 failure = next(iter(errors), failure)
                 has_won[what] |= bool(winners)
-                # At most one writer may win, with its content; a lost answer makes a race without a winner.
+                # At most one writer may win, with its content; after a lost response, a race has no winner.
                 is_fair[what] = winners in ([], [content]) and not any(map(is_unsupported, errors))
     if failure is not None and not is_unsupported(failure) and not any(has_won.values()):
         raise failure
-    # A store that refuses everybody is of no use either.
+    # A store that refuses every writer is useless, too.
     return {what: is_fair[what] and has_won[what] for what in is_fair}
 
 
@@ -75,7 +75,7 @@ def leftovers(path: str) -> list[str]:
 def _race(
     store: Objects, pool: ThreadPoolExecutor, target: str, version: str | None
 ) -> tuple[list[bytes], bytes | None, list[OSError]]:
-    """Return the bodies of several writers that the store accepted, the content afterwards, and the errors."""
+    """Run one race. Return the bodies that the store accepted, the content afterwards, and the errors."""
     line = threading.Barrier(WRITERS)
 
     def write(body: bytes) -> bool | OSError:

@@ -1,7 +1,7 @@
-"""Files on a local or network file system: written whole or not at all, created once, swapped one at a time.
+"""Files on a local or network file system, with atomic writes, exclusive creation and locked swaps.
 
-An object store takes any text for a name: `../../etc/passwd`, `/etc/passwd`, `a//b`. On a file system such a name leads
-elsewhere, or to the file of another name; `check_plain` refuses it.
+An object store accepts any text as a name: `../../etc/passwd`, `/etc/passwd`, `a//b`. On a file system, such a name
+leads out of its folder or to a file with another name, so `check_plain` refuses it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 
 from raytf.errors import StorageError
 
-#: Writes what a file descriptor stands for to disk.
+#: Flushes the file or folder behind a file descriptor to disk.
 Sync = Callable[[int], None]
 
-#: Seconds for which a swap waits for another one.
+#: How long a swap waits for another one.
 _LOCK_SECONDS = 5.0
-#: Bytes that are read at a time of a file that grows.
+#: Bytes per read of a file that is growing.
 _PIECE = 1 << 20
 _DRIVE = re.compile(r"[A-Za-z]:")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -35,12 +35,12 @@ _MOST_SHOWN = 200
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file on storage.
+    """A file in storage.
 
     Attributes:
         name: relative to the folder that was listed.
         bytes: its size.
-        modified: seconds of the epoch, by the clock of the store.
+        modified: seconds since the epoch, by the store's clock.
     """
 
     name: str
@@ -49,12 +49,12 @@ class StoredFile:
 
 
 def leads_elsewhere(name: str) -> bool:
-    """Return whether a name with '/' has a part that a file system or a library does not take for a plain name."""
+    """Return whether any '/'-separated part of a name has a special meaning to a file system or library."""
     return "\0" in name or any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def is_plain(name: str) -> bool:
-    """Return whether a name means one file below a folder, on any file system."""
+    """Return whether a name refers to the same file below a folder on every file system."""
     return not (leads_elsewhere(name) or "\\" in name or _DRIVE.match(name) or _CONTROL.search(name))
 
 
@@ -62,23 +62,23 @@ def check_plain(name: str, where: str) -> None:
     """Check that a name is plain.
 
     Args:
-        where: the folder that has it, as shown to people.
+        where: the folder that contains it, as shown to people.
 
     Raises:
-        StorageError: it is not.
+        StorageError: the name is not plain.
     """
     if not is_plain(name):
         raise refused_name(name, where)
 
 
 def refused_name(name: str, where: str) -> StorageError:
-    """Return the error about a name that is not plain."""
-    shown = ascii(name)  # a terminal may obey its characters
+    """Return the error for a name that is not plain."""
+    shown = ascii(name)  # raw characters may control the terminal
     if len(shown) > _MOST_SHOWN:
         shown = f"{shown[:_MOST_SHOWN]}..."
     return StorageError(
-        f"{where} has a file with the name {shown}, which is not a plain relative name (such as a/b.txt): it could be "
-        "written outside its folder. Nothing was written. Delete or rename it.",
+        f"{where} has a file with the name {shown}, which is not a plain relative name (such as a/b.txt) and could be "
+        "written outside its folder. Nothing was written. Delete or rename the file.",
         "refused",
     )
 
@@ -90,7 +90,7 @@ def get(path: str, most: int | None = None) -> bytes:
         most: the largest size; a larger file is not read.
 
     Raises:
-        OSError: it is too large, or no regular file: a reader would wait for ever for a pipe.
+        OSError: it is too large, or not a regular file (reading a pipe could block forever).
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:
@@ -101,9 +101,9 @@ def get(path: str, most: int | None = None) -> bytes:
             raise OSError(errno.ENXIO, "it is not a regular file", path)
         if most is None:
             return file.read()
-        # Memory is taken for the present size, and not for the largest one.
+        # Allocate memory for the current size, not for the largest one.
         data = b"" if status.st_size > most else file.read(status.st_size + 1)
-        while status.st_size < len(data) <= most and (piece := file.read(_PIECE)):  # it grows
+        while status.st_size < len(data) <= most and (piece := file.read(_PIECE)):  # the file is growing
             data += piece
         if status.st_size > most or len(data) > most:
             raise too_large(max(status.st_size, len(data)), most, path)
@@ -111,15 +111,15 @@ def get(path: str, most: int | None = None) -> bytes:
 
 
 def too_large(size: int, most: int, path: str) -> OSError:
-    """Return the error about a file that is larger than any that raytf writes there."""
-    return OSError(errno.EOVERFLOW, f"it has {size:,} bytes or more, and at most {most:,} are read", path)
+    """Return the error for a file that is larger than raytf would have written it."""
+    return OSError(errno.EOVERFLOW, f"it has {size:,} bytes or more, but at most {most:,} are allowed", path)
 
 
 def exists(path: str) -> bool:
-    """Return whether there is a file; a folder does not count.
+    """Return whether a path is a regular file.
 
     Raises:
-        OSError: that cannot be known.
+        OSError: the path cannot be inspected.
     """
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
@@ -132,17 +132,17 @@ def exists(path: str) -> bool:
 def walk(base: str, deep: bool = True, skipped: list[str] | None = None) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield everything below a folder as (name relative to it, entry). Links to folders are not followed.
 
-    A missing folder is empty, and so is one that is deleted meanwhile.
+    A folder that is missing, or is deleted during the walk, counts as empty.
 
     Args:
-        deep: whether to enter the folders in it.
+        deep: whether to enter subfolders.
         skipped: receives the names of folders that cannot be read.
 
     Raises:
-        OSError: a folder cannot be read, and there is no `skipped` or it is the first one.
+        OSError: `base` cannot be read, or another folder cannot be read and there is no `skipped`.
     """
     folders = [""]
-    while folders:  # os.walk calls itself for each level, of which there may be thousands
+    while folders:  # os.walk recurses once per level, and there may be thousands
         prefix = folders.pop()
         try:
             with os.scandir(f"{base}/{prefix}") as scan:
@@ -164,7 +164,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a folder, or a link to one."""
     try:
         return entry.is_dir()
-    except OSError:  # links that go round in a circle
+    except OSError:  # a cycle of links
         return False
 
 
@@ -181,9 +181,8 @@ def status_of(entry: os.DirEntry[str]) -> os.stat_result | None:
 
 
 def files(base: str, skipped: list[str] | None) -> list[StoredFile]:
-    """Return all files below a folder. `skipped` receives the names of folders that cannot be read; without it the
-    first one raises."""
-    # pyarrow's list of a local folder fails when somebody deletes in it at the same time, as a live run does, and on
+    """Return all files below a folder. Add the names of unreadable folders to `skipped`, or raise if it is None."""
+    # pyarrow fails to list a local folder while another process deletes files in it, as a live run does, and fails on
     # names that are not text.
     entries = [(name, entry) for name, entry in walk(base, True, skipped) if not is_folder(entry)]
     known = [(name, status) for name, entry in entries if (status := status_of(entry)) is not None]
@@ -197,18 +196,18 @@ def names(base: str) -> list[str]:
 
 
 def put(path: str, data: bytes | memoryview | Sequence[memoryview], sync: Sync = os.fsync) -> None:
-    """Write a file, or the pieces of one; it appears, or replaces another one, only when it is complete and on disk."""
+    """Write a file from its data or pieces; it appears, or replaces the old file, once it is complete and on disk."""
     with _complete(path, [data] if isinstance(data, (bytes, memoryview)) else data, sync) as temporary:
         os.replace(temporary, path)
 
 
 def put_inside(folder: str, name: str, data: bytes) -> None:
-    """Write a file below a folder, at a plain relative name, over whatever lies there already.
+    """Write a file below a folder at a plain relative name, replacing an existing file.
 
-    Links below the folder are not followed: one in the place of the file is replaced, one on the way to it is an error.
+    No link below the folder is followed: a link in place of the file is replaced, in place of a folder it is an error.
 
     Raises:
-        OSError: also if a file or a link is in the place of a folder.
+        OSError: also if a file or a link is where a folder is needed.
     """
     *folders, last = name.split("/")
     os.makedirs(folder, exist_ok=True)
@@ -221,7 +220,7 @@ def put_inside(folder: str, name: str, data: bytes) -> None:
             os.close(base)
             base = inner
         temporary = f".tmp-{uuid.uuid4().hex[:8]}"
-        # Never in place: the file may be another one's hard link.
+        # Never write in place: the file may be a hard link to another one.
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=base)
         try:
             with open(handle, "wb") as out:
@@ -236,9 +235,9 @@ def put_inside(folder: str, name: str, data: bytes) -> None:
 
 
 def delete(root: str, name: str, sync: Sync = os.fsync) -> None:
-    """Delete a file or a folder below `root`, if it exists and no link on the way leads out of `root`.
+    """Delete a file or a folder below `root`, if it exists and none of its parent folders is a link.
 
-    A link is deleted itself, and its target stays.
+    For a link, only the link is deleted, not its target.
     """
     path = root
     for part in filter(None, name.split("/")):
@@ -250,12 +249,12 @@ def delete(root: str, name: str, sync: Sync = os.fsync) -> None:
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
-        _sync_folder(os.path.dirname(path), sync)  # before files are deleted that this one refers to
+        _sync_folder(os.path.dirname(path), sync)  # on disk before the caller deletes files that this one refers to
     drop_lock(path)
 
 
 def create(path: str, data: bytes, sync: Sync = os.fsync) -> bool:
-    """Write a file, complete and on disk, unless there is one. Return whether it was written."""
+    """Write a file, complete and on disk, unless it exists. Return whether it was written."""
     with _complete(path, [data], sync) as temporary:
         try:
             os.link(temporary, path)
@@ -266,9 +265,9 @@ def create(path: str, data: bytes, sync: Sync = os.fsync) -> bool:
 
 @contextlib.contextmanager
 def _complete(path: str, pieces: Sequence[bytes | memoryview], sync: Sync) -> Iterator[str]:
-    """Write a temporary file beside `path`, which the `with` statement's body renames to `path`.
+    """Write a temporary file beside `path`; the body of the `with` statement gives it the name `path`.
 
-    At the end the file, its name and new folders above it are on disk; nothing else is left.
+    On exit, the file, its name and its new parent folders are on disk, and the temporary file is deleted.
     """
     folder = os.path.dirname(os.path.abspath(path))
     temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
@@ -297,22 +296,22 @@ def _make_folder(folder: str, sync: Sync) -> None:
 
 
 def _sync_folder(folder: str, sync: Sync) -> None:
-    """Make the names in a folder survive a power cut: a file that is on disk may lack a name otherwise."""
+    """Flush the names in a folder to disk; otherwise a power failure may lose the name of a file that is on disk."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:  # gone already, or one in which this user may write and not read
+    except OSError:  # deleted already, or this user may write but not read it
         return
     try:
         sync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # a file system that cannot
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # this file system cannot sync folders
             raise
     finally:
         os.close(handle)
 
 
 def version(data: bytes) -> str:
-    """Return a text that tells a file's bytes from those before and after."""
+    """Return a text that identifies a file's content."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -331,15 +330,15 @@ def swap(path: str, data: bytes, expected: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Hold a file's lock, which processes share also over NFS and which ends with its process.
+    """Hold a file's lock, which also works over NFS and is released when its process ends.
 
     Raises:
-        OSError: another process has held it for seconds.
+        OSError: another process held the lock for too long.
     """
     lock, deadline = _lock_of(path), time.monotonic() + _LOCK_SECONDS
     os.makedirs(os.path.dirname(path), exist_ok=True)
     while True:
-        # A link, or a pipe, may lie there instead.
+        # A link or a pipe may be in the place of the lock.
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         with open(handle, "rb") as file:
             try:
@@ -347,19 +346,19 @@ def _locked(path: str) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise OSError(
-                        errno.EBUSY, "another process holds this lock; it may be suspended, then end it", lock
+                        errno.EBUSY, "another process holds this lock; end that process if it is suspended", lock
                     ) from None
                 time.sleep(0.02)
                 continue
             except OSError:
                 pass  # a file system without locks
-            if _is_at(lock, handle):  # nobody has dropped it meanwhile
+            if _is_at(lock, handle):  # `drop_lock` has not deleted it in between
                 yield
                 return
 
 
 def drop_lock(path: str) -> None:
-    """Remove the lock that swaps leave beside a file, unless one is under way."""
+    """Delete the lock that swaps leave beside a file, unless a swap is in progress."""
     lock = _lock_of(path)
     with contextlib.suppress(OSError):
         handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Errors of storage for people, in one line: the kind of the refusal, and how to fix it."""
+"""Turns storage errors into one-line messages for people, with the kind of the error and how to fix it."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ _SIGNS = (
 )
 FIX = {
     "missing": "Create the bucket or correct its name; raytf makes folders but no buckets.",
-    "denied": "Check the credentials in the environment and that they may list, read, write and delete there.",
+    "denied": "Check the credentials in the environment: they must allow listing, reading, writing and deleting there.",
     "unreachable": "Check the endpoint, the region and the network.",
     "full": "Free some space or choose another --storage.",
-    "unsupported": "The store does not know this request; another version of it, or another store, may.",
+    "unsupported": "The store does not know this request. Use a newer version of it, or another store.",
 }
-#: The same for errors of the operating system about a folder.
+#: Fixes for the operating system's errors about a local folder.
 _LOCAL_FIX = {
-    "missing": "Choose a folder that can be made.",
+    "missing": "Choose a folder that can be created.",
     "denied": "Choose a folder in which this user may write.",
     "damaged": "Choose a folder.",
     "full": FIX["full"],
 }
-#: Something of another kind lies where raytf has written.
+#: Descriptions of errors when something else is in the place of raytf's file or folder.
 _REASONS = {
     errno.EISDIR: "there is a folder where a file is expected",
     errno.ENOTDIR: "Not a directory, there is a file where a folder is expected",
-    errno.ELOOP: "its symbolic links go round in a circle",
+    errno.ELOOP: "its symbolic links form a cycle",
 }
 _NUMBERS = {
     "missing": (errno.ENOENT,),
@@ -72,22 +72,22 @@ _NUMBERS = {
     "unreachable": (errno.ETIMEDOUT, errno.ECONNREFUSED),
 }
 
-#: The beginning of a file's name that is written only to see whether that is possible.
+#: Prefix of the names of files that are written only to test whether writing works.
 PROBE = ".raytf-probe-"
 
 
 def explain(what: str, where: str, error: OSError) -> StorageError:
-    """Return the error for people.
+    """Return the storage error, with a message for people.
 
     Args:
         what: the verb for the operation that failed.
         where: the place, as shown to people.
     """
-    kind, where = classify(error), where.partition(f"/{PROBE}")[0]  # a probe's name helps nobody
+    kind, where = classify(error), where.partition(f"/{PROBE}")[0]  # do not show a probe's name
     if kind == "damaged" and what in ("read", "look up", "list"):
         return DamagedFileError(where, _REASONS.get(error.errno or 0, error.strerror or one_line(error, 200)))
     text = one_line(error)
-    if error.errno is not None and error.strerror:  # of the operating system
+    if error.errno is not None and error.strerror:  # from the operating system
         text = error.strerror
         fix = _LOCAL_FIX.get(kind, "") if what == "write" else ""
     elif kind == "missing" and not any(sign in text for sign in _NO_BUCKET):
@@ -98,7 +98,7 @@ def explain(what: str, where: str, error: OSError) -> StorageError:
 
 
 def classify(error: OSError) -> str:
-    """Return the `kind` of a StorageError for an error of the operating system or of pyarrow."""
+    """Return the `kind` of a StorageError for an error from the operating system or pyarrow."""
     text = str(error)
     by_number = (kind for kind, numbers in _NUMBERS.items() if error.errno in numbers)
     by_text = (kind for kind, signs in _SIGNS if any(sign in text for sign in signs))
@@ -106,5 +106,5 @@ def classify(error: OSError) -> str:
 
 
 def is_unsupported(error: OSError) -> bool:
-    """Return whether a store answered that it does not know the request."""
+    """Return whether an error means that the store does not know the request."""
     return classify(error) == "unsupported"

@@ -1,7 +1,7 @@
-"""S3: pyarrow's file system, and boto3 for conditional writes, which pyarrow lacks; both from one URI's options.
+"""S3 through pyarrow's file system, and through boto3 for conditional writes, which pyarrow lacks.
 
-The store itself refuses a conditional write if the object is not as expected, so that one of several writers wins:
-PutObject with If-None-Match or If-Match (Amazon S3 User Guide, "Conditional requests").
+A conditional write is a PutObject with If-None-Match or If-Match (Amazon S3 User Guide, "Conditional requests"). The
+store refuses it if the object is not as expected, so that one of several writers wins.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from typing import Any
 import pyarrow.fs as pafs
 
 _CONNECT_SECONDS, _REQUEST_SECONDS, _ATTEMPTS = 5.0, 20.0, 3
-#: Tries of a conditional write that met another one under way.
+#: Attempts at a conditional write that conflicts with another one in progress.
 _CONFLICTS = 5
 _REFUSED = ("PreconditionFailed", "412")
 _CONFLICT = ("ConditionalRequestConflict", "409")
 _MISSING = ("NoSuchKey", "404")
-#: Somebody else has aborted an upload, or the store knows of none.
+#: Another process has aborted the upload, or the store does not know uploads.
 _GONE = ("NoSuchUpload", "NotImplemented")
-#: Answers of stores of several makers to a condition that they do not know. A request that is wrong for another reason
-#: fails again without the condition, and then with its reason.
+#: Error codes of various stores for a condition that they do not know. A request that is wrong for another reason also
+#: fails without the condition, and then reports that reason.
 _UNKNOWN = ("NotImplemented", "InvalidRequest", "InvalidArgument", "MethodNotAllowed", "UnsupportedOperation")
 _UNKNOWN_STATUS = (405, 501)
-#: Their answers to a list of objects to delete, if they know no such request or want it in another form.
+#: Error codes of various stores that do not know DeleteObjects, or expect another form of it.
 _NO_BATCH = (*_UNKNOWN, "MalformedXML", "MissingContentMD5", "InvalidDigest", "BadDigest", "XAmzContentSHA256Mismatch")
-#: Some stores delete those of a list one after another, which must not take longer than an answer may.
+#: Some stores delete the objects of a batch one by one, which must not exceed the request timeout.
 _BATCH, _BATCHES_AT_ONCE, _SINGLES_AT_ONCE = 50, 4, 8
 _NOT_IN_XML = re.compile(r"[\x00-\x1f\ufffe\uffff]")
-#: Both libraries read it when a client is made; they have no argument for it in common.
+#: Both libraries read this variable when they make a client; they have no common argument for it.
 _CHECKSUMS = "AWS_REQUEST_CHECKSUM_CALCULATION"
 WITHOUT_CHECKSUMS = "when_required"
-#: Since 2025 uploads come in chunks with a checksum behind them (aws-chunked), which stores of other makers may refuse.
+#: Since 2025, AWS's libraries upload in chunks with a trailing checksum (aws-chunked), which other stores may refuse.
 _SIGNS_OF_CHECKSUMS = (
     "NotImplemented",
     "NOT_IMPLEMENTED",
@@ -55,7 +55,7 @@ _SIGNS_OF_CHECKSUMS = (
 
 
 def is_about_checksums(error: Exception) -> bool:
-    """Return whether an upload was perhaps refused for the checksum that AWS's libraries add to it."""
+    """Return whether an upload may have been refused because of the checksum that AWS's libraries add."""
     return any(sign in str(error) for sign in _SIGNS_OF_CHECKSUMS)
 
 
@@ -65,9 +65,9 @@ def has_checksums() -> bool:
 
 
 def set_checksums(value: str | None) -> str | None:
-    """Set AWS's variable about checksums for clients that are made from now on. Return its earlier value.
+    """Set AWS's checksum variable for clients that are made from now on. Return its previous value.
 
-    It is an environment variable, so that processes which this one starts (Ray, workers) inherit it.
+    It is an environment variable, so that child processes (Ray, workers) inherit it.
     """
     before = os.environ.get(_CHECKSUMS)
     if value is None:
@@ -79,7 +79,7 @@ def set_checksums(value: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class S3:
-    """How to reach an S3 store.
+    """The address of an S3 store.
 
     Attributes:
         endpoint: HOST:PORT; empty for Amazon's.
@@ -93,7 +93,7 @@ class S3:
 
     @classmethod
     def of(cls, options: dict[str, str]) -> S3:
-        """Read a URI's options; an endpoint that is not among them is taken from AWS_ENDPOINT_URL."""
+        """Return the address from a URI's options, with AWS_ENDPOINT_URL as the default endpoint."""
         endpoint = options.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL", "")
         scheme, mark, host = endpoint.rpartition("://")
         region = options.get("region")
@@ -130,7 +130,7 @@ class S3:
                 connect_timeout=_CONNECT_SECONDS,
                 read_timeout=_REQUEST_SECONDS,
                 retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
-                # As pyarrow does, which has no setting for it.
+                # The same style as pyarrow, which has no setting for it.
                 s3={"addressing_style": "path"} if self.endpoint else None,
                 ignore_configured_endpoint_urls=True,
             ),
@@ -138,10 +138,10 @@ class S3:
 
 
 class Conditional:
-    """Reads and writes objects by version, and does what else pyarrow cannot do.
+    """Reads and writes objects by version, deletes in batches and aborts uploads, which pyarrow cannot do.
 
     Raises:
-        OSError: from every method, in pyarrow's words.
+        OSError: from every method, with a text like pyarrow's.
     """
 
     def __init__(self, store: S3):
@@ -149,7 +149,7 @@ class Conditional:
             self._client = store.client()
         except Exception as error:  # a missing profile, a file that cannot be read
             raise _os_error(error, "the configuration") from error
-        # Stores of other makers want the older of two checksums.
+        # Some stores other than Amazon's require the older of two checksums.
         self._client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
         self._has_batches = True
 
@@ -163,10 +163,10 @@ class Conditional:
         return None
 
     def put(self, path: str, data: bytes, version: str | None) -> bool:
-        """Write BUCKET/KEY if it has this version, or if it does not exist for None. Return whether it was written.
+        """Write BUCKET/KEY if it has this version (for None: if it does not exist). Return whether it was written.
 
-        A write whose answer was lost counts as refused: it is tried again and meets itself. Read the object to know.
-        If the store knows no such condition, the error contains the word NotImplemented.
+        False may also mean that a response was lost and the retry found the object written: read it to find out.
+        If the store does not know the condition, the error contains the word NotImplemented.
         """
         bucket, _, key = path.partition("/")
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
@@ -204,7 +204,7 @@ class Conditional:
         self.delete_keys(bucket, keys)
 
     def delete_keys(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete objects, many at a time if the store can do that."""
+        """Delete objects, in batches if the store supports them."""
         listable = [key for key in keys if not _NOT_IN_XML.search(key)]
         batches = [listable[i : i + _BATCH] for i in range(0, len(listable), _BATCH)]
         left = [key for key in keys if _NOT_IN_XML.search(key)]
@@ -228,7 +228,7 @@ class Conditional:
                 self._has_batches = False
                 return keys
             raise _os_error(error, "DeleteObjects") from error
-        # Each is deleted by itself once more: its own answer is the one to show.
+        # Delete each failed object again by itself, so that its own error is reported.
         return [error["Key"] for error in failed if error.get("Code") not in _MISSING]
 
     def _delete_one(self, bucket: str, key: str) -> None:
@@ -272,13 +272,13 @@ def _code(error: Exception) -> str:
 
 
 def _answer(error: Exception) -> dict[str, Any]:
-    """Return the store's answer; empty if there was none, as when a connection was closed."""
+    """Return the store's response; empty if there was none, as after a closed connection."""
     return getattr(error, "response", None) or {}
 
 
 @contextlib.contextmanager
 def _explained(operation: str, suppress: Sequence[str] = ()) -> Iterator[None]:
-    """Raise boto3's errors as `_os_error` makes them; errors with one of the codes in `suppress` are no errors."""
+    """Convert boto3's errors with `_os_error`; ignore errors whose code is in `suppress`."""
     try:
         yield
     except Exception as error:
@@ -287,7 +287,7 @@ def _explained(operation: str, suppress: Sequence[str] = ()) -> Iterator[None]:
 
 
 def _os_error(error: Exception, what: str) -> OSError:
-    """Return a boto3 error in pyarrow's words, which `refusals.classify` knows."""
+    """Return a boto3 error as an OSError with a text like pyarrow's, which `refusals.classify` knows."""
     from botocore import exceptions
 
     if isinstance(error, (exceptions.NoCredentialsError, exceptions.CredentialRetrievalError)):

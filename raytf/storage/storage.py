@@ -1,13 +1,13 @@
-"""One way to local folders, S3, GCS and Azure: put, get, list, delete, with errors that say what to fix.
+"""One interface to local folders, S3, GCS and Azure: put, get, list and delete, with errors that explain the fix.
 
 A URI is a folder, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. Options follow a question
-mark, as in `s3://bucket/runs?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. An S3 endpoint that is not
-in the URI is taken from AWS_ENDPOINT_URL; credentials come from the environment, the cloud's files or the machine's
-role and never from the URI (see `uris`). When S3 refuses them they are read again, so that a run continues with keys
-that were renewed in a file.
+mark, as in `s3://bucket/runs?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. The default S3 endpoint
+is AWS_ENDPOINT_URL. Credentials come from the environment, the cloud's files or the machine's role, never from the URI
+(see `uris`). When S3 or Azure refuses the credentials, they are read again, so that a run continues after keys are
+renewed in a file.
 
-A put is atomic: the object or file appears whole or not at all. Bytes are complete before the first one is sent,
-because an object store commits what was written when a stream is closed, also by an exception.
+A put is atomic: the object or file appears whole or not at all. All bytes are ready before the first one is sent,
+because an object store commits a partial write when its stream is closed, even by an exception.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from raytf.storage.s3 import S3, Conditional
 
 T = TypeVar("T")
 
-#: An endpoint that accepts a connection and never answers holds pyarrow for 25 to 35 s; a preflight does not wait.
+#: An endpoint that accepts a connection and never responds blocks pyarrow for 25 to 35 s, too long for a preflight.
 PREFLIGHT_SECONDS = 15.0
-#: Between two readings of credentials that a store refused.
+#: The least time between two reloads of credentials that a store refused.
 _RENEW_SECONDS = 5.0
-#: Held while the process's setting about checksums changes.
+#: Held while the process's checksum setting changes.
 _CHECKSUMS = threading.Lock()
-#: The largest size of a file that is swapped.
+#: The largest size of a file that can be swapped.
 _VERSIONED_BYTES = 1 << 20
-#: Files that are deleted at the same time where each deletion is a request.
+#: Concurrent deletions on a store that needs a request for each file.
 _DELETES = 8
 
 
-#: Reads and writes by version, and does what else pyarrow cannot do; every method may raise OSError.
+#: A client that reads and writes by version, which pyarrow cannot do; every method may raise OSError.
 VersionedObjects = Conditional | AzureObjects
 
 
 def _gcs(options: dict[str, str]) -> pafs.FileSystem:
-    """Return Google Cloud Storage, which is not asked for conditional writes."""
+    """Return the file system of Google Cloud Storage, which is used without conditional writes."""
     arguments: dict[str, Any] = dict(options)
     if "anonymous" in arguments:
         arguments["anonymous"] = arguments["anonymous"].lower() in ("1", "true", "yes")
@@ -60,17 +60,17 @@ def _read(system: pafs.FileSystem, path: str, most: int | None) -> bytes:
     """Return the bytes of an object.
 
     Args:
-        most: the largest size; a larger object is damaged, and is not read.
+        most: the largest size; a larger object counts as damaged, and is not read.
 
     Raises:
-        OSError: it is too large.
+        OSError: the object is too large.
     """
     with system.open_input_stream(path, buffer_size=1 << 20) as stream:
         if most is None:
             return stream.read()
         try:
             data = stream.read(most + 1)
-        except MemoryError:  # a manifest may promise more bytes than there is memory
+        except MemoryError:  # the size in a manifest may exceed the memory
             raise local_files.too_large(most, most - 1, path) from None
     if len(data) > most:
         raise local_files.too_large(len(data), most, path)
@@ -113,7 +113,7 @@ def _delete(system: pafs.FileSystem, path: str) -> None:
 
 
 def _relative(path: str, base: str) -> str:
-    # Only one slash is cut: a key such as `base//etc` has a name of its own, which begins with a slash.
+    # Remove only one slash: a key such as `base//etc` is another object, whose name begins with a slash.
     return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
 
 
@@ -125,16 +125,16 @@ class Storage:
         clock: injected by tests.
 
     Raises:
-        ConfigError: the URI cannot be understood.
-        StorageError: from every method, when storage refuses; `kind` says why.
+        ConfigError: the URI is invalid.
+        StorageError: from every method, when storage refuses a request; its `kind` is the reason.
     """
 
     def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic):
         self.uri, self._clock = uri, clock
-        #: Reads the credentials when its methods are called; None for a folder, and for Google Cloud Storage.
+        #: Reads the credentials when its methods are called; None for a folder and for Google Cloud Storage.
         self._store: S3 | Azure | None = None
         self._objects: VersionedObjects | None = None
-        #: Whether one of several writers wins, for `create` and for `swap`; missing until it is known.
+        #: Whether one of several writers wins, for `create` and for `swap`; a key is missing until it is known.
         self._one_wins: dict[str, bool] = {}
         self._renewed_at = float("-inf")
         place = uris.parse(uri)
@@ -147,7 +147,7 @@ class Storage:
             self._store = Azure.of(place.options)
         elif place.scheme == "gs":
             self._fs = _gcs(place.options)
-        #: Whether objects are written by version. The other stores' credentials are left to the library.
+        #: Whether objects can be written by version. For the other stores, the library manages credentials.
         self._has_versions = self._store is not None
         if self._has_versions:
             self._build()
@@ -157,7 +157,7 @@ class Storage:
         return self._fs, self._path(name)
 
     def child(self, name: str) -> Storage:
-        self._path(name)  # refuses a name that leads elsewhere
+        self._path(name)  # raises for a name that leads elsewhere
         base, mark, query = (self.uri, "", "") if self.is_local else self.uri.partition("?")
         return Storage(f"{base.rstrip('/')}/{name}{mark}{query}", self._clock)
 
@@ -166,7 +166,7 @@ class Storage:
         return self._path(name) if self.is_local else f"{base.rstrip('/')}/{name}".rstrip("/")
 
     def put(self, name: str, data: bytes | memoryview | Sequence[memoryview]) -> None:
-        """Write a whole file, or its pieces; it appears only when it is complete."""
+        """Write a whole file from its data or its pieces; it appears only when it is complete."""
         if self.is_local:
             self._do("write", name, lambda: local_files.put(self._path(name), data))
             return
@@ -187,7 +187,7 @@ class Storage:
     def _put_without_checksums(
         self, name: str, write: Callable[[], None], refusal: StorageError, used: pafs.FileSystem
     ) -> None:
-        """Write again as before 2025, and from now on if that helps; see `s3.is_about_checksums`."""
+        """Write again without checksums, and leave them off if that works; see `s3.is_about_checksums`."""
         with _CHECKSUMS:
             is_first = self._fs is used  # no other thread was faster
             if is_first and not self._has_checksums:
@@ -206,14 +206,14 @@ class Storage:
     def create(self, name: str, data: bytes) -> bool:
         """Write a file unless it exists. Return whether it was written. Atomic if `is_conditional`.
 
-        On an object store False may also mean that the answer to the write was lost: read the file to know.
+        On an object store, False may also mean that the response to the write was lost: read the file to find out.
         """
         if self.is_local:
             return self._do("create", name, lambda: local_files.create(self._path(name), data))
         return self._write_if("create", name, data, None)
 
     def get_version(self, name: str) -> tuple[bytes, str] | None:
-        """Return a file's bytes and the version that tells them from earlier and later ones; None if it is missing."""
+        """Return a file's bytes and the version that identifies them; None if the file is missing."""
         if self._has_versions:
             return self._do("read", name, lambda: self._versioned().get(self._path(name)))
         data = self.get_or_none(name, _VERSIONED_BYTES)
@@ -222,7 +222,7 @@ class Storage:
     def swap(self, name: str, data: bytes, version: str) -> bool:
         """Write a file if it still has this version. Return whether it was written. Atomic if `is_conditional`.
 
-        On an object store False may also mean that the answer to the write was lost: read the file to know.
+        On an object store, False may also mean that the response to the write was lost: read the file to find out.
         """
         if self.is_local:
             return self._do("write", name, lambda: local_files.swap(self._path(name), data, version))
@@ -230,7 +230,7 @@ class Storage:
 
     def _write_if(self, what: str, name: str, data: bytes, version: str | None) -> bool:
         if self._has_versions and self._one_wins.get(what, True):
-            # A store that was not tried yet may overlook the condition.
+            # A store that was not tested yet may ignore the condition.
             if what not in self._one_wins and self._version_of(name) != version:
                 return False
             try:
@@ -242,7 +242,7 @@ class Storage:
             except StorageError as error:
                 if error.kind != "unsupported":
                     raise
-                self._one_wins[what] = False  # only this one: a store may know one condition and not the other
+                self._one_wins[what] = False  # only this condition: the store may know the other one
         if self._version_of(name) != version:
             return False
         self.put(name, data)
@@ -253,8 +253,7 @@ class Storage:
         return present and present[1]
 
     def is_conditional(self, what: str | None = None) -> bool:
-        """Return whether one of several writers wins, for `create`, `swap`, or both. Stores with the S3 protocol are
-        tried once, by races."""
+        """Return whether one of several writers wins, for `create`, `swap`, or both; races test S3 and Azure once."""
         if not self._has_versions:
             return self.is_local
         if {"create", "swap"} - self._one_wins.keys():
@@ -268,7 +267,7 @@ class Storage:
                 bucket, _, key = self._path(probe).partition("/")
                 keys = conditional_writes.leftovers(key)
                 self._do("delete", probe, lambda: self._versioned().delete_keys(bucket, keys))
-            # A condition that the store refused earlier is not tried again.
+            # A condition that the store refused earlier stays refused.
             self._one_wins = tried | self._one_wins
         return all(self._one_wins[write] for write in ([what] if what else ["create", "swap"]))
 
@@ -279,13 +278,13 @@ class Storage:
         return self._objects
 
     def get(self, name: str, most: int | None = None) -> bytes:
-        """Return the bytes of a file. A missing one is a StorageError of kind `missing`.
+        """Return the bytes of a file. For a missing file, raise a StorageError of kind `missing`.
 
         Args:
-            most: the largest size; a larger file is damaged, and is not read.
+            most: the largest size; a larger file counts as damaged, and is not read.
 
         Raises:
-            DamagedFileError: it is too large, or no file.
+            DamagedFileError: it is too large, or not a regular file.
         """
 
         def read() -> bytes:
@@ -296,7 +295,7 @@ class Storage:
         return self._do("read", name, read)
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
-        """Return bytes [offset, offset + length) of a file; fewer if it ends before."""
+        """Return bytes [offset, offset + length) of a file; fewer if the file ends earlier."""
 
         def read() -> bytes:
             with self._fs.open_input_file(self._path(name)) as file:
@@ -305,7 +304,7 @@ class Storage:
         return self._do("read", name, read)
 
     def get_or_none(self, name: str, most: int | None = None) -> bytes | None:
-        """Return the bytes of a file as `get` does, or None if it is missing; a folder is not missing."""
+        """Return the bytes of a file as `get` does, or None if it is missing; a folder raises, as in `get`."""
         try:
             return self.get(name, most)
         except StorageError as error:
@@ -320,12 +319,12 @@ class Storage:
         return info.type == pafs.FileType.File
 
     def files(self, name: str = "", skipped: list[str] | None = None) -> list[StoredFile]:
-        """Return all files below a folder, at any depth, by name.
+        """Return all files below a folder, at any depth, sorted by name.
 
         A missing folder is empty, and so is a root that is a file.
 
         Args:
-            skipped: receives the names of folders below it that cannot be read; without it the first one raises.
+            skipped: receives the names of subfolders that cannot be read; if it is None, the first one raises.
         """
         base = self._path(name)
         if self.is_local and not name and self.exists(""):
@@ -338,7 +337,7 @@ class Storage:
         return sorted((file for file in files if ".tmp-" not in file.name), key=lambda file: file.name)
 
     def entries(self, name: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """Yield the entries below a folder of a local file system, links as such."""
+        """Yield the entries below a local folder, without following links."""
         return local_files.walk(self._path(name))
 
     def list(self, name: str = "") -> list[str]:
@@ -349,11 +348,11 @@ class Storage:
         return self._do("list", name, lambda: _names(self._fs, base))
 
     def abort_uploads(self, name: str, is_dead: Callable[[str], bool]) -> int:
-        """Abort uploads that were never completed, which no list shows and which cost money; return their number.
+        """Abort incomplete uploads, which cost money although no listing shows them. Return their number.
 
         Args:
             name: a folder; empty for all.
-            is_dead: (name of the file, relative to the folder) -> whether nobody continues its upload.
+            is_dead: returns whether no process continues a file's upload, by its name relative to the folder.
         """
         if not self._has_versions:
             return 0
@@ -379,7 +378,7 @@ class Storage:
         """Copy the files below `name` into a local folder.
 
         Raises:
-            StorageError: also if a name would lead out of the folder; then nothing is written.
+            StorageError: also if a name leads out of the folder; nothing is written then.
         """
         self.download(name, [file.name for file in self.files(name)], folder)
 
@@ -399,16 +398,16 @@ class Storage:
             list(pool.map(fetch, files))
 
     def preflight(self, seconds: float = PREFLIGHT_SECONDS) -> None:
-        """List and write a little, so that mistakes show before money is spent.
+        """Write, list and delete a small file, so that mistakes show before money is spent.
 
         Raises:
-            StorageError: storage refuses, or does not answer within `seconds`.
+            StorageError: storage refuses a request, or does not respond within `seconds`.
         """
         probe = f"{PROBE}{uuid.uuid4().hex[:8]}"
 
         def check() -> None:
             self.put(probe, b"raytf")
-            self.list("")  # after the put, which tells a missing bucket from an empty one
+            self.list("")  # after the put, because only the put detects a missing bucket
             self.delete(probe)
 
         within(seconds, check, self.locate(""))
@@ -432,8 +431,8 @@ class Storage:
             raise explain(what, self.locate(name), error) from error
 
     def _renew(self, error: OSError, used: pafs.FileSystem) -> bool:
-        """Return whether to try once more, with credentials read again: a file system keeps those of its start."""
-        # For any refusal: the answer to a HEAD does not say that a key has expired.
+        """Return whether to retry with reloaded credentials: a file system keeps those with which it was made."""
+        # Reload after any denial: the response to a HEAD does not show that a key has expired.
         if not self._has_versions or classify(error) != "denied":
             return False
         if self._fs is used:
@@ -444,18 +443,17 @@ class Storage:
         return True
 
     def _build(self) -> None:
-        """Make the clients again, which read credentials and the environment when they are made."""
+        """Make new clients, which read the credentials and the environment at that moment."""
         assert self._store is not None
         self._has_checksums = s3.has_checksums()
         self._fs, self._objects = self._store.file_system(), None
 
 
 def within(seconds: float, call: Callable[[], T], where: str) -> T:
-    """Return the result of `call`, run in a thread, and give up on it after some seconds: pyarrow's calls cannot be
-    interrupted.
+    """Return the result of `call`, run in a thread with a time limit, because pyarrow's calls cannot be interrupted.
 
     Raises:
-        StorageError: storage did not answer.
+        StorageError: storage did not respond in time.
     """
     answer = in_thread(call, "storage-preflight")
     wait([answer], seconds)

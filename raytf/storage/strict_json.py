@@ -8,8 +8,7 @@ from typing import Any
 
 
 def dumps(document: Any, **options: Any) -> str:
-    """Return a document as JSON, as `json.dumps` with the same options, with null for a number that is NaN or
-    infinite."""
+    """Return a document as JSON, like `json.dumps` with the same options, but with null for NaN and infinity."""
     try:
         return json.dumps(document, allow_nan=False, **options)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Reads what others may have written: JSON of a run's folder, bounded in size and depth, and of the shape expected.
+"""Reads untrusted JSON from a run's folder: limits its size and depth, and checks its shape.
 
-A run's folder may be damaged, or made by somebody who wants harm. Whatever is in it, a reader gets either a document of
-the shape that it asked for or one `DamagedFileError` with file and reason.
+A run's folder may be damaged or malicious. Whatever it contains, a reader gets either a document of the requested
+shape or a `DamagedFileError` with file and reason.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from raytf.errors import DamagedFileError, StorageError, one_line
 from raytf.storage.storage import Storage
 
-#: (value) -> what is wrong with it; None if nothing is.
+#: Returns the problem with a value; None if there is none.
 Shape = Callable[[Any], str | None]
 
-#: Bytes of files: of small notes, and of those that grow with the run or with the model.
+#: Size limits in bytes: of small files, and of files that grow with the run or with the model.
 SMALL, LARGE = 1 << 20, 64 << 20
-#: Lists and objects within each other.
+#: The most levels of nested lists and objects.
 DEPTH = 100
-#: Digits of a whole number, of which a callback may keep long ones; a float has fewer characters, whoever writes it.
+#: The most digits of a whole number (a callback may keep long ones), and the most characters of a float.
 _DIGITS, _CHARACTERS = 4000, 400
-#: Numbers up to here are exact as floats, too.
+#: Whole numbers up to here are exact as floats, too.
 MOST = 2**53
 _KINDS = {dict: "an object", list: "a list", str: "a text", type(None): "null"}
 
@@ -32,19 +32,19 @@ def read(run: Storage, name: str, shape: Shape, most: int = SMALL, depth: int = 
 
     Args:
         run: the run's folder.
-        shape: that the document must have.
+        shape: the shape that the document must have.
         most: the largest size of the file in bytes.
 
     Raises:
-        DamagedFileError: it is too large, no JSON, nested too deeply or of another shape.
-        StorageError: storage refuses.
+        DamagedFileError: it is too large, not JSON, nested too deeply or of another shape.
+        StorageError: storage refuses a request.
     """
     data = run.get_or_none(name, most)
     return None if data is None else parse(data, run.locate(name), shape, depth)
 
 
 def parse(data: bytes, where: str, shape: Shape, depth: int = DEPTH) -> Any:
-    """Return a JSON document.
+    """Return the JSON document in `data`.
 
     Args:
         where: the place it comes from, as shown to people.
@@ -66,7 +66,7 @@ def decode(data: bytes, depth: int = DEPTH) -> Any:
     """Return a JSON document of any shape.
 
     Raises:
-        ValueError: says for people what is wrong with it.
+        ValueError: describes, for people, the problem with it.
     """
     if not data:
         raise ValueError("it is empty")
@@ -130,7 +130,7 @@ def _children(value: Any) -> Iterable[Any]:
 
 
 def expect(expected: str, is_valid: Callable[[Any], bool]) -> Shape:
-    """Return the shape of values for which `is_valid` holds; `expected` describes them."""
+    """Return the shape of values that satisfy `is_valid`; `expected` describes them."""
     return lambda value: None if is_valid(value) else f"is {_shown(value)}, expected {expected}"
 
 
@@ -156,9 +156,9 @@ whole: Shape = expect(
 number: Shape = expect(
     "a number", lambda value: _is_number(value) and (isinstance(value, float) or abs(value) <= 10**300)
 )
-#: A finite number, and not beyond anything that is measured here.
+#: A finite number, at most `MOST` in size.
 finite: Shape = expect("a finite number", _is_finite)
-#: Seconds of the epoch, of years with four digits.
+#: Seconds since the epoch, up to the year 9999.
 when: Shape = expect("seconds since 1970", lambda value: _is_finite(value) and 0 <= value < 253_402_300_800)
 
 
@@ -168,7 +168,7 @@ def optional(shape: Shape) -> Shape:
 
 
 def each(shape: Shape) -> Shape:
-    """Return the shape of a list of such values."""
+    """Return the shape of a list whose values have this shape."""
 
     def check(value: Any) -> str | None:
         if not isinstance(value, list):
@@ -179,7 +179,7 @@ def each(shape: Shape) -> Shape:
 
 
 def values(shape: Shape) -> Shape:
-    """Return the shape of an object with such values."""
+    """Return the shape of an object whose values have this shape."""
 
     def check(value: Any) -> str | None:
         if not isinstance(value, dict):
@@ -190,7 +190,7 @@ def values(shape: Shape) -> Shape:
 
 
 def record(required: Mapping[str, Shape], known: Mapping[str, Shape] | None = None) -> Shape:
-    """Return the shape of an object with the required fields; known fields may be missing, and others may be there."""
+    """Return the shape of an object with the required fields. Known fields may be missing; other fields are ignored."""
     fields = {**required, **(known or {})}
 
     def check(value: Any) -> str | None:
@@ -212,7 +212,7 @@ def _first(checks: Iterable[tuple[str, str | None]]) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as a part of a message: its kind, unless it is short."""
+    """Return a value's text for a message: its kind, or the value itself if it is short."""
     if type(value) in _KINDS:
         return _KINDS[type(value)]
     shown = json.dumps(value)

@@ -1,7 +1,7 @@
-"""YAML that somebody else wrote: bounded in depth and size, and never anything but a `yaml.YAMLError`.
+"""Reads untrusted YAML, with limits on depth and size; every failure is a `yaml.YAMLError`.
 
-libyaml composes by recursion in C, which ends the process if brackets are nested deep enough. Its events come one by
-one, so values are counted there first. PyYAML raises whatever Python raises for a number or a date.
+libyaml composes documents by recursion in C, so deeply nested brackets can crash the process. Its event stream does
+not recurse, so values are counted there first. For an invalid number or date, PyYAML itself raises any Python error.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-#: The C parser where PyYAML was built with it: a tenth of the time.
+#: The C parser if PyYAML was built with it: it takes a tenth of the time.
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-#: A cluster has ten levels and a few hundred values; aliases of aliases make millions of ten lines.
+#: A cluster file has ten levels and a few hundred values; aliases of aliases can turn ten lines into millions.
 LEVELS, VALUES = 100, 200_000
-#: The most characters of a number. Nobody counts anything with a longer one, and Python refuses to print it.
+#: The most characters of a number. Longer numbers are of no use, and Python refuses to print very long ones.
 _DIGITS = 100
 TOO_DEEP = f"it is nested deeper than {LEVELS} levels"
 _TOO_MANY = f"it holds more than {VALUES} values"
@@ -23,7 +23,7 @@ _KINDS = {"int": "whole number", "float": "number", "timestamp": "date or time",
 
 
 class Loader(_Base):
-    """PyYAML's safe loader, with constructors that raise only a YAMLError with a place."""
+    """PyYAML's safe loader, with constructors that raise only a YAMLError with its position."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         kind = str(node.tag).rpartition(":")[2]
@@ -32,16 +32,16 @@ class Loader(_Base):
                 raise ValueError
             return super().construct_object(node, deep)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
-            value = _short(node.value) if isinstance(node, yaml.ScalarNode) else "what stands here"
-            problem = f"{value} is no {_KINDS.get(kind, kind)}"
+            value = _short(node.value) if isinstance(node, yaml.ScalarNode) else "this value"
+            problem = f"{value} is not a valid {_KINDS.get(kind, kind)}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 def nodes(text: str) -> Iterator[tuple[yaml.Node, Loader]]:
-    """Yield each document of a text as a node, with the loader that makes values of it.
+    """Yield each document of a text as a node, with the loader that constructs its value.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or too large or too deep.
+        yaml.YAMLError: the text is not YAML, too large or too deep.
     """
     count(text)
     loader = Loader(text)
@@ -67,10 +67,10 @@ def load(text: str) -> Any:
 
 
 def count(text: str) -> None:
-    """Check the size and depth of a text event by event, which takes no stack.
+    """Check the size and depth of a text event by event, without recursion.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or too deep or too large.
+        yaml.YAMLError: the text is not YAML, too deep or too large.
     """
     depth = values = 0
     for event in yaml.parse(text, Loader=_Base):
@@ -86,10 +86,10 @@ def count(text: str) -> None:
 
 
 def size_of(node: yaml.Node) -> int:
-    """Return the number of values that a node stands for, with those of its aliases.
+    """Return the number of values in a node, with its aliases expanded.
 
     Raises:
-        yaml.YAMLError: there are too many.
+        yaml.YAMLError: there are too many values.
     """
     return _size(node, [], {})
 
@@ -99,7 +99,7 @@ def _size(node: yaml.Node, above: list[int], sizes: dict[int, int]) -> int:
         return 1
     problem = None
     if id(node) in above:
-        problem = "an alias refers to what it is in"
+        problem = "an alias refers to a value that contains it"
     elif len(above) > LEVELS:
         problem = TOO_DEEP
     elif id(node) not in sizes:
@@ -108,7 +108,7 @@ def _size(node: yaml.Node, above: list[int], sizes: dict[int, int]) -> int:
         sizes[id(node)] = 1 + sum(_size(part, above, sizes) for part in parts)
         above.pop()
     if problem is None and sizes[id(node)] > VALUES:
-        problem = f"its aliases make more than {VALUES} values of it"
+        problem = f"its aliases expand to more than {VALUES} values"
     if problem is not None:
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     return sizes[id(node)]

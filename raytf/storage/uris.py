@@ -1,12 +1,12 @@
-"""URIs of storage: tells them from folders, and refuses secrets in them.
+"""Parses storage URIs, distinguishes them from folders, and refuses secrets in them.
 
     runs   ./a:b   ~/runs   /data/runs                     a folder
     s3://BUCKET/PREFIX?region=eu-central-1                  an object store
     s3:/bucket   S3://bucket   s3%3A//bucket   https://...  neither: refused
 
-A text that looks like a URI is never taken for a folder: it may hold a secret, which would become a folder's name. A
-folder whose name looks like a URI is written with its path: `./a:b`. Errors show no part of the text that may be a
-secret. A URI that `parse` accepts holds none, so it may be shown and kept.
+A text that looks like a URI is never treated as a folder: it may contain a secret, which would become a folder's name.
+A folder whose name looks like a URI needs a path: `./a:b`. Errors show no part of the text that may be a secret. A URI
+that `parse` accepts contains no secret, so it may be shown and stored.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _VALUES = {
     "account_name": (re.compile(r"[a-z0-9]{3,24}"), "3 to 24 small letters and digits"),
     "anonymous": (re.compile(r"\w*"), "true or false"),
 }
-#: A folder, whatever follows.
+#: The beginning of a folder's path, whatever follows.
 _EXPLICIT = re.compile(r"/|~|\.{1,2}(/|$)")
-#: A colon before the first slash, a scheme without one, or what looks like a name and a password.
+#: A colon before the first slash, a scheme without a colon, or a text like NAME:PASSWORD@.
 _LIKE_URI = re.compile(r"[^/:]*:|\s*(s3|gs|gcs|az|https?)[;.,]?//|(.*/)?[^/]*:[^/]*@", re.IGNORECASE)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
 _SECRET = re.compile(
@@ -55,7 +55,7 @@ class StorageUri:
     Attributes:
         scheme: s3, gs or az; empty for a folder.
         location: BUCKET/PREFIX, or the folder unchanged.
-        options: after the question mark.
+        options: names and values after the question mark.
     """
 
     scheme: str
@@ -67,16 +67,16 @@ def parse(uri: str) -> StorageUri:
     """Return the parts of a URI.
 
     Raises:
-        ConfigError: it is neither a URI nor a folder, or it holds what may be a secret. The message leaves that out.
+        ConfigError: it is neither a URI nor a folder, or may contain a secret, which the message omits.
     """
     if _CONTROL.search(uri):
-        raise ConfigError(f"storage: a control character is in its name. {EXPECTED}.")
+        raise ConfigError(f"storage: the name contains a control character. {EXPECTED}.")
     scheme, mark, rest = uri.partition("://")
     if not mark or scheme not in _SCHEMES:
         _check_folder(uri)
         return StorageUri("", uri, {})
     if "#" in rest:
-        raise ConfigError(f"storage {scheme}://...: a # is in it. Expected {scheme}://BUCKET/PREFIX?OPTION=VALUE.")
+        raise ConfigError(f"storage {scheme}://...: it contains a #. Expected {scheme}://BUCKET/PREFIX?OPTION=VALUE.")
     location, _, query = rest.partition("?")
     if _has_secret(location) or "@" in location.partition("/")[0]:
         raise _credentials()
@@ -84,7 +84,7 @@ def parse(uri: str) -> StorageUri:
         raise ConfigError(f"storage {scheme}://... names no bucket. Expected {scheme}://BUCKET/PREFIX.")
     if not _BUCKET.fullmatch(location.partition("/")[0]):
         raise ConfigError(
-            f"storage {scheme}://...: the bucket's name may have letters, digits, dots, hyphens and underscores alone. "
+            f"storage {scheme}://...: the bucket's name may have only letters, digits, dots, hyphens and underscores. "
             f"Expected {scheme}://BUCKET/PREFIX."
         )
     family = "gs" if scheme == "gcs" else scheme
@@ -101,11 +101,11 @@ def is_folder(uri: str) -> bool:
 
 
 def shown(uri: str) -> str:
-    """Return a URI without its options, which may hold a secret by mistake, and nothing of an invalid one."""
+    """Return a URI without its options, which may contain a secret by mistake; show nothing of an invalid URI."""
     try:
         return uri if is_folder(uri) else uri.partition("?")[0]
     except ConfigError:
-        return "(a URI that cannot be understood)"
+        return "(an invalid URI)"
 
 
 def _check_folder(uri: str) -> None:
@@ -116,16 +116,16 @@ def _check_folder(uri: str) -> None:
         scheme = re.match(r"\s*([A-Za-z][A-Za-z0-9]{0,4})://", plain)
         if scheme and plain is uri:
             known = scheme[1].lower() in _SCHEMES
-            what = f"{scheme[1].lower()}:// is written in small letters" if known else f"{scheme[1]}:// is not known"
+            what = f"{scheme[1].lower()}:// must be in lower case" if known else f"{scheme[1]}:// is not known"
             raise ConfigError(f"storage {scheme[1]}://...: {what}. {EXPECTED}.")
         if plain.startswith("://"):
-            raise ConfigError(f"storage ://...: a scheme that is empty is not known. {EXPECTED}.")
+            raise ConfigError(f"storage ://...: the scheme is empty. {EXPECTED}.")
         if _LIKE_URI.match(plain):
             word = re.match(r"(s3|gs|gcs|az):/", uri)
             such = f", such as {word[0]}..." if word else ""
             hint = f" with two slashes, as in {word[1]}://BUCKET/PREFIX" if word else ""
             raise ConfigError(
-                f"storage: the text looks like a URI and is none{such}. "
+                f"storage: the text looks like a URI but is not one{such}. "
                 f"{EXPECTED}{hint}. Write a folder whose name has a colon as ./NAME."
             )
         plain = urllib.parse.unquote(plain)
@@ -151,5 +151,5 @@ def _options(query: str, plain: str, known: tuple[str, ...]) -> dict[str, str]:
             raise ConfigError(f"storage {plain!r}: {what}. Known are {', '.join(known)}.")
         pattern, expected = _VALUES[name]
         if not pattern.fullmatch(value):
-            raise ConfigError(f"storage {plain!r}: the value of {name} is not known. Expected {expected}.")
+            raise ConfigError(f"storage {plain!r}: the value of {name} is invalid. Expected {expected}.")
     return dict(pairs)

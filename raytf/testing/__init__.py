@@ -1,4 +1,4 @@
-"""Test a job against what happens to it on a real cluster: an elastic local cluster, and faults at given steps.
+"""Test a job under the faults of a real cluster: an elastic local cluster, and faults at chosen steps.
 
     from raytf.testing import ElasticCluster, Fault, FaultPlan, Kind
 
@@ -7,7 +7,7 @@
         report = plan.run(["python", "job.py", "--status-file", str(status)], status, log, cluster)
     assert report.code == 0, report
 
-Faults come from outside: signals, nodes that stop, a forwarder in front of the object store. Nothing is patched. See
+Faults come from outside: signals, nodes that stop, a proxy in front of the object store. Nothing is patched. See
 docs/guides/testing-against-faults.md.
 """
 

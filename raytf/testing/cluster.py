@@ -1,4 +1,4 @@
-"""An elastic Ray cluster on this machine: every node is a raylet with its own processes, added and killed by script."""
+"""An elastic Ray cluster on this machine: a script adds and kills nodes, each a raylet with its own processes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import psutil
 from raytf.testing import processes
 
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
-#: Seconds for a node to start, which takes 3 s on a quiet machine.
+#: Seconds for a node to start; on an idle machine, that takes 3 s.
 _PATIENCE = 180.0
-#: Ray's defaults need up to a minute to miss a dead node.
+#: With its defaults, Ray needs up to a minute to notice a dead node.
 _HEALTH = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 1000,
@@ -32,7 +32,7 @@ _HEALTH = {
 }
 _TRIES = 3
 _OBJECT_STORE_BYTES = 150_000_000
-#: Asks Ray until it knows of this many living nodes, the head among them; run by a process that may import Ray.
+#: Waits until Ray knows of this many living nodes, including the head. Runs in its own process, which imports Ray.
 _WAIT = """
 import sys, time
 from ray._raylet import GcsClient
@@ -50,7 +50,7 @@ class Node:
     """A node of an `ElasticCluster`.
 
     Attributes:
-        id: Ray's id of it, 56 hexadecimal digits.
+        id: Ray's id of the node, 56 hexadecimal digits.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path, ray: Callable[..., str], address: str):
@@ -74,11 +74,11 @@ class Node:
         return processes.titled(self.processes(), processes.WORKER)
 
     def warm(self) -> list[psutil.Process]:
-        """Return its warm processes, which are ready for the next group or preparing for it, the oldest first."""
+        """Return its warm processes, which are or become ready for the next group, the oldest first."""
         return processes.titled(self.processes(), processes.WARM)
 
     def raylet(self) -> psutil.Process | None:
-        """Return its raylet, or None where it has died."""
+        """Return its raylet, or None if it has died."""
         return next(iter(processes.titled(self.processes(), processes.RAYLET)), None)
 
     def kill(self) -> None:
@@ -91,17 +91,17 @@ class Node:
         processes.forget(self._session)
 
     def kill_raylet(self) -> None:
-        """Send SIGKILL to the raylet only. Ray ends the node's other processes when they miss it."""
+        """Send SIGKILL to the raylet only. The node's other processes exit when they notice its death."""
         raylet = self.raylet()
         processes.end([raylet] if raylet else [])
 
     def stop(self, seconds: float = 30.0) -> None:
-        """Stop the node as its administrator would (SIGTERM): Ray knows of it, and places nothing new there.
+        """Stop the node as its administrator would (SIGTERM): Ray is informed, and places nothing new there.
 
-        A node with notice of preemption stops only at its deadline while it has workers.
+        A node with notice of preemption and with workers stops only at its deadline.
 
         Args:
-            seconds: after which remaining processes are killed, as those of a pod after its grace period.
+            seconds: grace period, like that of a pod, after which remaining processes are killed.
         """
         if not self._is_gone:
             self._process.terminate()
@@ -110,15 +110,15 @@ class Node:
             self.kill()
 
     def drain(self, notice_seconds: float) -> None:
-        """Send notice of preemption to Ray, as a cloud does. Nothing is killed. Returns after 1 s, not at the deadline.
+        """Send notice of preemption to Ray, as a cloud does, and kill nothing. Returns after 1 s, not at the deadline.
 
-        A node on which nothing runs stops at once.
+        An idle node stops at once.
 
         Args:
-            notice_seconds: that are passed to Ray; rounded, at least 1.
+            notice_seconds: seconds until the deadline; Ray gets them rounded, at least 1.
 
         Raises:
-            RuntimeError: Ray refused; with its output.
+            RuntimeError: Ray refused; the message has its output.
         """
         self._ray(
             "drain-node",
@@ -135,10 +135,10 @@ class Node:
         return self._log.read_text(errors="replace")
 
     def is_up(self) -> bool:
-        """Return whether the node has started; then `id` is set.
+        """Return whether the node has started, and set `id`.
 
         Raises:
-            RuntimeError: it has exited; with its output.
+            RuntimeError: the node has exited; the message has its output.
         """
         if self._process.poll() is not None:
             raise RuntimeError(f"a node did not start:\n{self._log.read_text()}")
@@ -149,7 +149,7 @@ class Node:
 
 
 class ElasticCluster:
-    """A head and nodes that join and leave; a context manager, which removes all of them.
+    """A head, and nodes that join and leave; a context manager that removes all of them at its end.
 
         with ElasticCluster() as cluster:
             node = cluster.add_node(cpus=1)
@@ -157,21 +157,21 @@ class ElasticCluster:
             node.kill()
 
     Args:
-        nodes: to start with, besides the head.
-        cpus: of each of them.
-        head_cpus: CPUs of the head; with 0 no worker runs there.
-        dashboard: start the dashboard and the job server too.
-        keeps_state: the head keeps its state in `folder`, and has it again after `restart_head`.
-        token: that clients must send; by default none.
+        nodes: number of nodes to start on entry, besides the head.
+        cpus: CPUs of each of these nodes.
+        head_cpus: CPUs of the head; with 0, no worker runs there.
+        dashboard: whether to start the dashboard and the job server, too.
+        keeps_state: whether the head stores its state in `folder`, and restores it after `restart_head`.
+        token: the token that clients must send; None if they need none.
 
     Attributes:
         address: HOST:PORT of the head.
         env: environment variables with which a job finds the cluster.
-        dashboard_url: of the job server, or None.
-        folder: in which Ray keeps its logs until the cluster is closed.
+        dashboard_url: URL of the job server, or None.
+        folder: folder of Ray's logs until the cluster is closed.
 
     Raises:
-        RuntimeError, TimeoutError: on entry, when Ray does not start; with its output.
+        RuntimeError, TimeoutError: Ray does not start on entry; the message has Ray's output if there is some.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class ElasticCluster:
         self._starts = 0
 
     def __enter__(self) -> ElasticCluster:
-        # Ray's sockets have paths of at most 107 characters; a test's own folder may be longer.
+        # Paths of Ray's sockets have at most 107 characters; in a test's own folder, they may be longer.
         self.folder = Path(tempfile.mkdtemp(prefix="raytf-", dir="/tmp"))
         processes.watch(self.folder)
         port, dashboard = processes.free_port(), processes.free_port()
@@ -230,24 +230,24 @@ class ElasticCluster:
     def head(self) -> Node:
         """The head, on which a job's driver and Ray Train's controller run."""
         if self._head is None:
-            raise RuntimeError("the cluster was not started: use it in a `with` statement")
+            raise RuntimeError("the cluster was not started. Use it in a `with` statement")
         return self._head
 
     def add_node(self, cpus: int | None = None, under: Sequence[str] = ()) -> Node:
-        """Start a node, and wait until Ray has it.
+        """Start a node, and wait until it has joined.
 
         Args:
-            cpus: that it offers; by default those of the cluster's other nodes.
-            under: a command that runs `ray start` as its own last arguments, such as `raytf node --`.
+            cpus: CPUs of the node; by default as many as the cluster's other nodes have.
+            under: a command that runs its last arguments, here `ray start`, such as `raytf node --`.
 
         Raises:
-            RuntimeError, TimeoutError: it does not start; with its output.
+            RuntimeError, TimeoutError: the node does not start.
         """
         # One at a time: raylets that start at the same time take each other's sockets.
         node = self._start(
             f"--address={self.address}",
             f"--num-cpus={self._cpus if cpus is None else cpus}",
-            # The head's monitor reads the logs of all nodes, which share a folder.
+            # The head's log monitor reads the logs of all nodes, which share a folder.
             "--include-log-monitor=false",
             under=under,
         )
@@ -255,14 +255,14 @@ class ElasticCluster:
         return node
 
     def restart_head(self) -> Node:
-        """Kill the head where it lives, and start another one at the same address.
+        """Kill the head if it is alive, and start another one at the same address.
 
         Raises:
-            RuntimeError, TimeoutError: it does not start; with its output.
+            RuntimeError, TimeoutError: the new head does not start.
         """
         self.head.kill()
         for _ in range(_TRIES - 1):
-            # Ray gives a node 30 s to start, too few on a loaded machine.
+            # Ray gives a node 30 s to start, which is too short on a loaded machine.
             with contextlib.suppress(RuntimeError):
                 return self._start_head()
         return self._start_head()
@@ -270,14 +270,14 @@ class ElasticCluster:
     def wait(self, nodes: int | None = None, seconds: float = 120.0) -> None:
         """Wait until Ray knows of exactly this many living nodes besides the head.
 
-        Ray notices the death of a node after some seconds. This starts a process that asks Ray, which takes 1 s.
+        Ray notices the death of a node after some seconds. Each call starts a process that asks Ray, which takes 1 s.
 
         Args:
-            nodes: by default as many as there are.
-            seconds: to wait at most.
+            nodes: number of nodes; by default as many as are alive.
+            seconds: the most seconds to wait.
 
         Raises:
-            TimeoutError: there are not as many; with the number that Ray knows of.
+            TimeoutError: Ray knows of another number of nodes, which the message has.
             RuntimeError: Ray does not answer.
         """
         wanted = len(self.nodes) if nodes is None else nodes
@@ -292,19 +292,19 @@ class ElasticCluster:
         return processes.titled(members, processes.CONTROLLER)
 
     def workers(self) -> list[psutil.Process]:
-        """Return Ray Train's workers on all nodes, those of the oldest node first."""
+        """Return Ray Train's workers on all nodes, those of the head and of the oldest node first."""
         return [worker for node in [self.head, *self._nodes] for worker in node.workers()]
 
     def ray(self, *arguments: str) -> str:
         """Run a Ray command, such as `ray("status", f"--address={cluster.address}")`, and return its output.
 
         Raises:
-            RuntimeError: it failed; with what it printed.
+            RuntimeError: the command failed; the message has its output.
         """
         return _output([*_RAY, *arguments], self._environment(), _PATIENCE)
 
     def close(self) -> None:
-        """Kill all nodes and remove their files; can be called again."""
+        """Kill all nodes and remove their files. Can be called more than once."""
         for node in [*reversed(self._nodes), *([self._head] if self._head else [])]:
             node.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -318,9 +318,9 @@ class ElasticCluster:
         return self._head
 
     def _environment(self) -> dict[str, str]:
-        # A job that Ray starts runs the cluster's `python`.
+        # A job that Ray starts must find the cluster's `python`.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        # Ray gives a job that is stopped 3 s, too few to save on a loaded machine.
+        # Ray gives a stopped job 3 s to save, which is too short on a loaded machine.
         # With Ray's niceness of 15, a job would starve beside other programs.
         more = {"RAY_JOB_STOP_WAIT_TIME_S": "60", "RAY_worker_niceness": "0"}
         return processes.environment(**self.env, PATH=path, **more)
@@ -330,13 +330,13 @@ class ElasticCluster:
         log = self.folder / f"start-{self._starts}.log"
         own = [
             f"--object-store-memory={_OBJECT_STORE_BYTES}",
-            # By default all nodes on a machine use the same ports.
+            # By default, all nodes on a machine would use the same ports.
             f"--dashboard-agent-listen-port={processes.free_port()}",
             "--min-worker-port=0",
             "--max-worker-port=0",
         ]
         env = self._environment()
-        del env["RAY_ADDRESS"]  # a head refuses to start if this names another one
+        del env["RAY_ADDRESS"]  # a head does not start if this variable names another one
         if self._keeps_state:
             env |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self.folder / "state")}
         with log.open("w") as out:
@@ -369,6 +369,6 @@ def _answers(url: str) -> bool:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return answer.status == 200
     except urllib.error.HTTPError as error:
-        return error.code == 401  # it asks for a token
+        return error.code == 401  # it requires a token
     except (urllib.error.URLError, OSError):
         return False

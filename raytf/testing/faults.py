@@ -1,4 +1,4 @@
-"""Faults at given steps of a run, written or drawn from a seed, and the player that injects them."""
+"""Faults at chosen steps of a run, listed or drawn from a seed, and the player that injects them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from raytf.testing.cluster import ElasticCluster, Node
 from raytf.testing.job import Job
 from raytf.testing.storage_proxy import StorageProxy
 
-#: Seconds between two polls of a run; polling its processes more often takes a share of a core.
+#: Seconds between two polls of a run; more frequent polls of its processes would load a core.
 _POLL_SECONDS = 0.2
-#: Seconds for a run to recover from a fault; then the next one is injected in any case.
+#: Seconds for a run to recover from a fault, after which the next one is injected in any case.
 _RECOVERY_SECONDS = 90.0
 #: Seconds to wait for a worker to kill, while a group is starting.
 _TARGET_SECONDS = 60.0
-#: Seconds after a fault in which an exit of the command counts as its effect, also after a new start.
+#: Seconds after a fault in which an exit of the command counts as the fault's effect, even after a restart.
 _BLAME_SECONDS = 60.0
 
 
@@ -35,13 +35,13 @@ class Kind(enum.StrEnum):
     """The kinds of faults."""
 
     WORKER = "worker"  # SIGKILL to one worker
-    PAUSE = "pause"  # SIGSTOP to one worker, and SIGCONT some seconds later
+    PAUSE = "pause"  # SIGSTOP to one worker, SIGCONT some seconds later
     NODE = "node"  # SIGKILL to all processes of a node
     RAYLET = "raylet"  # SIGKILL to a node's raylet
-    DRAIN = "drain"  # notice for a node, and SIGKILL to all of it some seconds later
+    DRAIN = "drain"  # notice of preemption for a node, SIGKILL to its processes some seconds later
     ADD = "add"  # a node joins
     CONTROLLER = "controller"  # SIGKILL to Ray Train's controller
-    DRIVER = "driver"  # SIGKILL to the command; it is started again
+    DRIVER = "driver"  # SIGKILL to the command, which is then started again
     STORAGE = "storage"  # writes to the object store fail
 
 
@@ -50,16 +50,16 @@ class Fault:
     """One fault.
 
     Attributes:
-        step: global step that the run must have reached.
-        kind: what is done.
-        target: which of the living workers or nodes, modulo their number, the oldest node first.
-        seconds: from SIGSTOP to SIGCONT, or from a node's notice to its end.
-        writes: to the object store that fail.
-        after_writes: to the object store that succeed before those that fail.
-        at_once: do not wait until the run has recovered from the fault before.
+        step: global step at which the fault is due.
+        kind: the kind of the fault.
+        target: index of the worker or node among the living ones, the oldest node first, modulo their number.
+        seconds: time from SIGSTOP to SIGCONT, or from a node's notice to its end.
+        writes: number of writes to the object store that fail.
+        after_writes: number of writes to the object store that succeed before that.
+        at_once: whether not to wait until the run has recovered from the previous fault.
 
     Raises:
-        ValueError: a number is negative, or there is nothing to fail.
+        ValueError: a number is negative, or `writes` is 0.
     """
 
     step: int
@@ -81,10 +81,10 @@ class Injection:
     """The result of a fault.
 
     Attributes:
-        done: what was done; or `skipped: ` or `not reached: ` with the reason.
-        step: of the run, by its status file; None where it had ended.
-        workers: world size before it; None where it had ended.
-        seconds: since the plan began.
+        done: the action, or `skipped: ` or `not reached: ` with the reason.
+        step: step of the run in its status file; None if the run had ended.
+        workers: world size before the fault; None if the run had ended.
+        seconds: time since the start of the plan.
     """
 
     fault: Fault
@@ -99,7 +99,7 @@ class Injection:
         return not self.done.startswith(("skipped", "not reached"))
 
     def __str__(self) -> str:
-        step = "" if self.step is None else f" at step {self.step} of {self.workers} workers"
+        step = "" if self.step is None else f", at step {self.step} with {self.workers} workers"
         return f"{self.seconds:6.1f} s  {self.fault.kind} wanted at step {self.fault.step}{step}: {self.done}"
 
 
@@ -109,10 +109,10 @@ class Report:
 
     Attributes:
         code: exit code of the last start of the command.
-        output: of all starts.
+        output: output of all starts.
         starts: how often the command was started.
         injections: one for each fault.
-        seconds: from the first start to the end.
+        seconds: time from the first start to the end.
     """
 
     code: int
@@ -130,9 +130,9 @@ class PlayLimits(TypedDict, total=False):
     """Limits of a run under faults."""
 
     most_nodes: int
-    """Nodes that ADD starts; by default 4."""
+    """The most nodes in the cluster, beyond which ADD starts none; by default 4."""
     most_starts: int
-    """Starts of the command; by default 10."""
+    """The most starts of the command; by default 10."""
     limit_seconds: float
     """Seconds for the whole run; by default 900."""
 
@@ -144,17 +144,17 @@ class FaultPlan:
     """Faults in the order in which they are injected.
 
     Args:
-        faults: with steps that do not go down.
+        faults: the faults, with steps that never decrease.
 
     Raises:
-        ValueError: the steps go down.
+        ValueError: the steps decrease.
     """
 
     def __init__(self, faults: Sequence[Fault]):
         self.faults = list(faults)
         steps = [fault.step for fault in self.faults]
         if steps != sorted(steps):
-            raise ValueError(f"faults are injected one after another, so their steps cannot go down: {steps}")
+            raise ValueError(f"faults are injected in order, so their steps must not decrease: {steps}")
 
     @classmethod
     def random(
@@ -168,11 +168,11 @@ class FaultPlan:
         """Draw a plan from a seed; the same arguments give the same plan.
 
         Args:
-            seed: of the draw.
-            steps: of the run; its first four fifths are cut into as many parts as there are faults, and one comes at
-                a random step of each.
-            events: how many faults.
-            kinds: to draw from; give one twice to have it drawn twice as often.
+            seed: seed of the draw.
+            steps: number of steps of the run. The first four fifths are split into as many parts as there are faults,
+                and each part has one fault at a random step.
+            events: number of faults.
+            kinds: kinds to draw from; list one twice to draw it twice as often.
             at_once: share of faults that do not wait for recovery.
 
         Raises:
@@ -202,24 +202,24 @@ class FaultPlan:
         folder: Path | None = None,
         **limits: Unpack[PlayLimits],
     ) -> Report:
-        """Start a command, inject the faults, and start it again where one of them ended it.
+        """Start a command, inject the faults, and restart the command if a fault ended it.
 
-        A fault waits until the run has reached its step and has recovered from the fault before, the latter at most
-        90 s. The last node stays: what would end it is skipped. An exit code other than 0 is final unless a fault was
-        injected since the command was started, or in the last minute.
+        A fault waits until the run has reached its step and has recovered from the previous fault, for the latter at
+        most 90 s. A fault that would end the last node is skipped. An exit code other than 0 is final unless a fault
+        was injected after the command was started, or in the minute before.
 
         Args:
-            command: with `--status-file` set to `status_file`.
-            status_file: as raytf writes it: JSON with at least `step`, `workers`, `phase` and `time`.
-            log: file for the output of the command; later starts get a number.
-            cluster: on which it runs; None for a command with a Ray of its own.
-            proxy: in front of the object store, for STORAGE.
-            env: added to the environment of a plain user.
-            folder: in which it runs; by default that of the log.
+            command: the command, with `--status-file` set to `status_file`.
+            status_file: a file in the format of raytf: JSON with at least `step`, `workers`, `phase` and `time`.
+            log: file for the output of the command; for later starts, a number is appended to the name.
+            cluster: the cluster on which it runs; None for a command that starts its own Ray.
+            proxy: the proxy in front of the object store, for STORAGE.
+            env: variables to add to the environment of a plain user.
+            folder: working directory; by default the folder of the log.
             limits: fields of `PlayLimits`.
 
         Raises:
-            AssertionError: the run does not end in time; with the faults so far and what it printed.
+            AssertionError: the run does not end in time; the message has the faults so far and the output.
         """
         environment = processes.environment(**{**(cluster.env if cluster else {}), **(env or {})})
 
@@ -250,7 +250,7 @@ class FaultPlayer:
         self._start()
 
     def through(self, faults: Sequence[Fault]) -> Report:
-        """Inject all and wait for the end."""
+        """Inject all faults, and wait for the end of the run."""
         recovered: Callable[[], bool] = _always
         try:
             for fault in faults:
@@ -281,7 +281,7 @@ class FaultPlayer:
         return "".join(log.read_text(errors="replace") for log in self._logs)
 
     def _goes_on(self) -> bool:
-        """Return whether the run continues; start the command again if a fault ended it."""
+        """Return whether the run continues, after restarting the command if a fault ended it."""
         if time.monotonic() - self._began >= self._limits["limit_seconds"]:
             injections = "\n".join(map(str, self._injections))
             raise AssertionError(
@@ -299,7 +299,7 @@ class FaultPlayer:
         return True
 
     def _wait_for(self, fault: Fault, recovered: Callable[[], bool]) -> dict | None:
-        """Wait until a fault is due, and return the run's status, or None where the run ends before."""
+        """Wait until a fault is due, and return the run's status, or None if the run ends first."""
         patience = time.monotonic() + _RECOVERY_SECONDS
         while self._goes_on():
             status = self._job.status
@@ -310,7 +310,7 @@ class FaultPlayer:
         return None
 
     def _recovery(self, fault: Fault, before: set[int]) -> Callable[[], bool]:
-        """Return a function that returns whether the run has recovered from a fault."""
+        """Return a function that checks whether the run has recovered from a fault."""
         injected = time.monotonic()
         seen: list[float] = []
 
@@ -325,9 +325,9 @@ class FaultPlayer:
                 if time.monotonic() <= injected + wait + 1.0:
                     seen[:] = [status["time"]]
                 return seen != [status["time"]]
-            if not pids or before <= pids:  # no worker has died yet; the others may continue, or all may start again
+            if not pids or before <= pids:  # no worker has died yet; later, the others continue, or all restart
                 return False
-            # The first status after a death may still be an old one.
+            # The first status after a death may still be from before it.
             if not seen or seen[-1] != status["time"]:
                 seen.append(status["time"])
             return len(seen) > 2
@@ -347,7 +347,7 @@ class FaultPlayer:
         return None
 
     def _a_node(self, fault: Fault) -> Node | None:
-        # A node with notice counts as lost: otherwise the last one could be taken while it still runs.
+        # A node with notice counts as lost. Otherwise, the last other node could be chosen while it still runs.
         nodes = [n for n in self._cluster.nodes if n.id not in self._doomed] if self._cluster else []
         return nodes[fault.target % len(nodes)] if len(nodes) > 1 else None
 
@@ -368,7 +368,7 @@ class FaultPlayer:
                 return self._hit_node(fault)
             case Kind.ADD:
                 if self._cluster is None or len(self._cluster.nodes) >= self._limits["most_nodes"]:
-                    return "skipped: there are nodes enough"
+                    return "skipped: there are enough nodes"
                 return f"node {self._cluster.add_node().id[:8]} joined"
             case Kind.CONTROLLER:
                 own = self._cluster.controllers() if self._cluster else self._job.processes(processes.CONTROLLER)
@@ -381,7 +381,7 @@ class FaultPlayer:
                 if self._proxy is None:
                     return "skipped: there is no proxy in front of the storage"
                 self._proxy.fail_writes(fault.writes, fault.after_writes)
-                return f"{fault.writes} writes fail after {fault.after_writes} good ones"
+                return f"{fault.writes} writes fail after {fault.after_writes} successful ones"
 
     def _hit_worker(self, fault: Fault) -> str:
         worker = self._a_worker(fault)
@@ -418,5 +418,5 @@ def _always() -> bool:
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):  # killed in the meantime, which ends a pause too
+    with contextlib.suppress(psutil.NoSuchProcess):  # it was killed, which ends a pause, too
         process.send_signal(number)

@@ -1,4 +1,4 @@
-"""A job as a user starts it: a command, its output, its exit code, and its latest step."""
+"""A job, started as by a user: a command, its output, its exit code, and its latest step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Job:
 
     Args:
         command: a program and its arguments.
-        log: file for what it prints; written again.
-        env: its environment, whole; by default that of a plain user (`environment()`).
-        folder: in which it runs; by default that of the log.
-        status_file: the `--status-file` of the command, where it has one.
+        log: file for its output, which is overwritten.
+        env: its whole environment; by default that of a plain user (`environment()`).
+        folder: working directory; by default the folder of the log.
+        status_file: the command's `--status-file`, if it has one.
 
     Raises:
         OSError: the program cannot be started.
@@ -66,7 +66,7 @@ class Job:
 
     @property
     def status(self) -> dict[str, Any] | None:
-        """The content of the status file: the fields of `raytf.runs.status.Status`; None before the first one."""
+        """The fields of `raytf.runs.status.Status` in the status file; None before the first status."""
         if self._status_file is None:
             return None
         try:
@@ -76,7 +76,7 @@ class Job:
 
     @property
     def step(self) -> int | None:
-        """The latest global step of the status file; None before the first one."""
+        """The latest global step in the status file; None before the first status."""
         status = self.status
         return None if status is None else status["step"]
 
@@ -84,7 +84,7 @@ class Job:
         """Wait for the end, and return the output.
 
         Raises:
-            AssertionError: it failed, or does not end; with its output.
+            AssertionError: the job failed or does not end; the message has its output.
         """
         code = self.ended(seconds)
         if code:
@@ -95,7 +95,7 @@ class Job:
         """Wait for the end, and return the exit code, negative for a signal.
 
         Raises:
-            AssertionError: it does not end; with its output.
+            AssertionError: the job does not end; the message has its output.
         """
         try:
             return self.process.wait(seconds)
@@ -106,7 +106,7 @@ class Job:
         """Wait until a condition holds while the job runs.
 
         Raises:
-            AssertionError: it does not hold in time, or the job ends before; with its output.
+            AssertionError: the condition does not hold in time, or the job ends first; the message has its output.
         """
         for _ in processes.polls(seconds):
             if condition():
@@ -116,10 +116,9 @@ class Job:
         raise AssertionError(f"waited {seconds:.0f} s in vain:\n{self.output}")
 
     def processes(self, title: str = "") -> list[psutil.Process]:
-        """Return the processes that the job started, or those whose command line contains a text such as
-        `RayTrainWorker`.
+        """Return the processes that the job started and whose command line contains `title`, such as `RayTrainWorker`.
 
-        A job with a Ray of its own has all processes of its run; on a cluster, the nodes have controller and workers.
+        A job that starts its own Ray has all processes of its run. On a cluster, the nodes have controller and workers.
         """
         return [process for process in processes.titled(self._members(), title) if process.pid != self.process.pid]
 
@@ -146,7 +145,7 @@ class Job:
     def _members(self) -> list[psutil.Process]:
         if self._is_gone:
             return []
-        # Also its children, as some programs start theirs in sessions of their own.
+        # Also its descendants, since some programs start processes in other sessions.
         members = {process.pid: process for process in self._session.members()}
         if self.is_running:
             members |= {process.pid: process for process in processes.family(self.process.pid)}

@@ -1,7 +1,7 @@
-"""Metadata services of three clouds, as instances see them, with notices of preemption on demand.
+"""The metadata services of three clouds, as instances see them, with notices of preemption on demand.
 
-A stand-in for services that only machines of a cloud have. It refuses what the clouds refuse: requests without their
-headers or a valid token, other methods, paths and API versions, and requests through a proxy.
+This replaces services that only machines of a cloud have. Like the clouds, it refuses requests without their headers
+or a valid token, requests with other methods, paths or API versions, and requests through a proxy.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class _Answer(NamedTuple):
 
 
 class Instance:
-    """One machine and its metadata service; made by `MetadataServer.add`.
+    """One machine and its metadata service, returned by `MetadataServer.add`.
 
     Attributes:
-        name: of the machine.
+        name: name of the machine.
         url: base URL of its service.
         requests: the requests so far, as (method, path, status).
-        delay_seconds: before each answer; may be set at any time.
-        garbage: the body of every answer, where set; may be set at any time.
+        delay_seconds: delay before each answer; may be set at any time.
+        garbage: if set, the body of every answer; may be set at any time.
     """
 
     def __init__(self, name: str, url: str):
@@ -67,11 +67,11 @@ class AwsInstance(Instance):
         self._action = {"action": action, "time": _iso(time.time() + seconds)}
 
     def recommend_rebalance(self) -> None:
-        """Announce that EC2 sees a higher risk of interruption."""
+        """Announce a rebalance recommendation: EC2 sees a higher risk of interruption."""
         self._rebalance = {"noticeTime": _iso(time.time())}
 
     def expire_tokens(self) -> None:
-        """Make all tokens that were handed out invalid."""
+        """Make all tokens invalid that the service has issued."""
         self._tokens.clear()
 
     def _answer(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> _Answer:
@@ -100,14 +100,14 @@ class AwsInstance(Instance):
 
 
 class GcpInstance(Instance):
-    """A machine of Compute Engine. Google preempts a machine 30 s after the notice, which has no time."""
+    """A machine of Compute Engine. Google preempts a machine 30 s after the notice, which does not contain a time."""
 
     def __init__(self, name: str, url: str):
         super().__init__(name, url)
         self._preempted, self._event = False, "NONE"
 
     def notice(self, seconds: float = 30.0) -> None:
-        """Announce a preemption, without its time."""
+        """Announce a preemption; `seconds` is ignored, because the notice does not contain a time."""
         self._preempted = True
 
     def maintain(self, event: str) -> None:
@@ -142,10 +142,10 @@ class AzureInstance(Instance):
         """Announce an event.
 
         Args:
-            seconds: until it may start.
+            seconds: time until the event may start.
             kind: Preempt, Terminate, Reboot, Redeploy or Freeze.
             resources: names of the affected machines; by default this one.
-            status: Scheduled, or Started, which has no time.
+            status: Scheduled; or Started, for an event without a start time.
         """
         self._incarnation += 1
         starts = email.utils.formatdate(time.time() + seconds, usegmt=True)
@@ -190,20 +190,20 @@ _KINDS = {"aws": AwsInstance, "gcp": GcpInstance, "azure": AzureInstance}
 
 
 class MetadataServer:
-    """Serves the metadata of any number of machines, each below its name; a context manager.
+    """Serves the metadata of any number of machines, each at /NAME; a context manager.
 
         with MetadataServer() as server:
             machine = server.add("aws", "a")
             ...  # raytf node --notice-url {machine.url} -- ...
             machine.notice(120)
 
-    In a run, let machines have Ray's ids of nodes as names, and give `--notice-url http://HOST:PORT/{node_id}`.
+    In a run, name machines by Ray's ids of their nodes, and pass `--notice-url http://HOST:PORT/{node_id}`.
 
     Args:
-        address: where to listen.
+        address: the address to listen on.
 
     Attributes:
-        url: of the server, from entry on.
+        url: URL of the server, set on entry.
     """
 
     def __init__(self, address: str = "127.0.0.1") -> None:
@@ -246,7 +246,7 @@ class MetadataServer:
 
         self._server = ThreadingHTTPServer((self._address, 0), Handler)
         self._server.daemon_threads = True
-        self._server.block_on_close = False  # a client may have gone before its delayed answer
+        self._server.block_on_close = False  # a client may disconnect before its delayed answer
         self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()

@@ -1,4 +1,4 @@
-"""Processes of Ray: find them by session and title, and end them without a trace, even where the test is killed."""
+"""Finds processes of Ray by session and title, and makes sure that none is left, even if the test is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-#: Texts in the command lines of processes of Ray Train, of raylets, and of those that wait for the next group.
+#: Texts in the command lines of Ray Train's processes, of raylets, and of warm processes for the next group.
 WORKER, CONTROLLER, RAYLET, WARM = "RayTrainWorker", "TrainController", "raylet/raylet", "raytf warm"
 
 
@@ -29,14 +29,14 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 class Session:
-    """All processes that one process started, which leads a session of its own.
+    """All processes in the session that one process leads.
 
     Ray's workers overwrite their command line and environment, and lose their parent when it dies. Only the session
-    shows to which node an orphan belongs.
+    shows which node an orphan belongs to.
 
     Args:
-        leader: process number of the one that leads it.
-        started: clock ticks from the boot to its start, by default read now.
+        leader: process id of the session's leader.
+        started: clock ticks from the boot to the leader's start; by default read now.
     """
 
     def __init__(self, leader: int, started: int | None = None):
@@ -47,7 +47,7 @@ class Session:
         """Return its living processes, the oldest first."""
         now = _started(self.leader)
         if now is not None and now != self.started:
-            return []  # the number has been reused, which happens only when the session is empty
+            return []  # the id has been reused, which happens only after the session is empty
         members = []
         for pid in psutil.pids():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -58,7 +58,7 @@ class Session:
         return [process for _, _, process in sorted(members, key=lambda entry: entry[:2])]
 
     def end(self, seconds: float = 30.0) -> None:
-        """Send SIGKILL to all its processes and to those that they start meanwhile, for at most this many seconds."""
+        """Send SIGKILL to all its processes, and to new ones until none is left, for at most this many seconds."""
         deadline = time.monotonic() + seconds
         while (living := self.members()) and time.monotonic() < deadline:
             end(living, deadline - time.monotonic())
@@ -69,9 +69,9 @@ _guard: subprocess.Popen[str] | None = None
 
 
 def watch(target: Session | Path, sign: str = "+") -> None:
-    """End a session, or remove a folder, if this process ends before it has done so itself.
+    """Have a session killed, or a folder removed, when this process exits, unless `forget` is called before.
 
-    A process of its own reads from a pipe what there is. When the pipe closes, this process has ended.
+    A guard process reads the targets from a pipe. When the pipe closes, this process has exited.
     """
     global _guard
     with _guard_lock:
@@ -86,7 +86,7 @@ def watch(target: Session | Path, sign: str = "+") -> None:
                 start_new_session=True,
             )
         assert _guard.stdin is not None
-        # The guard is only a safety net: a test does not fail because it is lost.
+        # The guard is only a safety net, so its loss must not fail a test.
         with contextlib.suppress(OSError):
             text = f"{target.leader} {target.started}" if isinstance(target, Session) else str(target)
             _guard.stdin.write(f"{sign}{text}\n")
@@ -94,12 +94,12 @@ def watch(target: Session | Path, sign: str = "+") -> None:
 
 
 def forget(target: Session | Path) -> None:
-    """Stop watching a session or folder, as it is gone."""
+    """Stop watching a session or folder that no longer exists."""
     watch(target, "-")
 
 
 def guard() -> None:
-    """Keep a list of what is watched until standard input ends; then end and remove it."""
+    """Read the watched targets until standard input ends, then kill the sessions and remove the folders."""
     targets: list[str] = []
     for line in sys.stdin:
         sign, target = line[0], line[1:].rstrip("\n")
@@ -117,7 +117,7 @@ def guard() -> None:
 
 
 def titled(processes: Iterable[psutil.Process], title: str) -> list[psutil.Process]:
-    """Return the living processes whose command line contains a text."""
+    """Return the living processes whose command line contains `title`."""
     matches = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -127,21 +127,21 @@ def titled(processes: Iterable[psutil.Process], title: str) -> list[psutil.Proce
 
 
 def end(processes: Iterable[psutil.Process], seconds: float = 30.0) -> None:
-    """Send SIGKILL, also to stopped processes, and wait for their end, for at most this many seconds."""
+    """Send SIGKILL to processes, even to stopped ones, and wait until they exit, for at most this many seconds."""
     processes = list(processes)
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     deadline = time.monotonic() + seconds
-    # Not psutil's wait: it reaps our own children, and subprocess would then report exit code 0 for them.
+    # Not psutil's wait, which reaps our own children: subprocess would then report exit code 0 for them.
     while any(_lives(process) for process in processes) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def polls(seconds: float) -> Iterator[None]:
-    """Yield whenever something should be polled, until this many seconds are over.
+    """Yield each time the caller should poll, until this many seconds are over.
 
-    Polls take a fifth of a core at most, and leave the rest to what is waited for, but follow each other within 5 s.
+    Polling takes at most a fifth of a core, to leave the rest to the awaited process; pauses are at most 5 s long.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -157,7 +157,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
     """Wait until a condition holds.
 
     Raises:
-        TimeoutError: it does not hold after this many seconds.
+        TimeoutError: the condition does not hold within this many seconds.
     """
     for _ in polls(seconds):
         if condition():
@@ -165,12 +165,12 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
     raise TimeoutError(f"waited {seconds:.0f} s in vain until {what}")
 
 
-#: Ports that `free_port` returned, where nothing may listen yet.
+#: Ports that `free_port` has returned, on which nothing may listen yet.
 _reserved_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a port of the loopback on which nothing listens, a different one for each call."""
+    """Return a free port of the loopback interface, a different one for each call."""
     while True:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
@@ -194,9 +194,9 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """Return the clock ticks from the boot to the start of a process, or None where there is none."""
+    """Return the clock ticks from the boot to the start of a process, or None if it does not exist."""
     try:
-        # Fields after the name, which may hold anything; the start is the 22nd of all.
+        # The name, the second field, may contain anything, so split after it. The start time is the 22nd field.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (FileNotFoundError, ProcessLookupError):
         return None

@@ -1,4 +1,4 @@
-"""A forwarder in front of an S3-protocol server, which can fail, delay or cut off requests."""
+"""A proxy in front of an S3-protocol server, which can fail, delay or cut off requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-#: Headers of one connection, which are not forwarded.
+#: Headers that belong to one connection, and are not forwarded.
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
 _BLOCK_BYTES = 1 << 18
 
@@ -24,17 +24,17 @@ class StorageProxy:
             proxy.fail_writes(2, after=5)
 
     Bodies are forwarded in blocks, and headers unchanged, so that signatures stay valid. A write of an object is its
-    PUT, or the completion of its multipart upload. Clients of object stores retry and so hide single failures, so an
-    object whose write failed cannot be written for a while.
+    PUT, or the completion of its multipart upload. Since retries of clients would hide single failures, an object whose
+    write failed cannot be written for a while.
 
     Args:
-        target: HOST:PORT of the server, which speaks plain HTTP.
-        hold_seconds: during which an object whose write failed cannot be written.
+        target: HOST:PORT of the server, which uses plain HTTP.
+        hold_seconds: time for which an object cannot be written after its write failed.
 
     Attributes:
-        endpoint: HOST:PORT of the forwarder, from entry on.
-        writes: of objects so far; one that failed counts once, whatever the number of its retries.
-        requests, failed: since a share of requests fails, their number and that of those that failed.
+        endpoint: HOST:PORT of the proxy, set on entry.
+        writes: number of writes so far; a failed write counts once, however often it is retried.
+        requests, failed: number of requests, and of failed ones, while `fail_share` is in effect.
     """
 
     def __init__(self, target: str, hold_seconds: float = 20.0):
@@ -81,17 +81,17 @@ class StorageProxy:
         self._thread.join()
 
     def fail_writes(self, count: int, after: int = 0) -> None:
-        """Answer 500 to the next `count` writes of objects that follow `after` good ones."""
+        """Answer 500 to the `count` writes of objects that follow the next `after` ones."""
         with self._lock:
             self._to_skip, self._to_fail = after, count
 
     def fail_share(self, share: float, seed: int = 0, tries: int = 1) -> None:
-        """Answer 500 to a share of all requests of any kind, at random, from now on.
+        """Answer 500 to a random share of all requests from now on.
 
         Args:
-            share: in [0, 1]; 0 ends it.
-            tries: of the same request (method and path) that fail in a row. Clients retry a few times, and report a
-                failure only when all tries failed.
+            share: in [0, 1]; 0 ends the failures.
+            tries: how often the same request (method and path) fails in a row. Clients retry a few times, and report
+                a failure only if all tries fail.
         """
         with self._lock:
             self._share, self._draw, self._tries = share, random.Random(seed), tries
@@ -102,32 +102,32 @@ class StorageProxy:
         self._delay = seconds
 
     def accept_only(self, access_key: str | None, code: str = "InvalidAccessKeyId") -> None:
-        """Answer 403 with an error code of S3's to requests that another key signed, from now on; None accepts all."""
+        """From now on, answer 403 and an S3 error code to requests signed with another key; None accepts all keys."""
         self._access_key, self._refusal = access_key, code
 
     def refuse_writes(self) -> None:
-        """Answer 403 to every request but GET and HEAD, from now on."""
+        """Answer 403 to every request except GET and HEAD from now on."""
         self._is_read_only = True
 
     def lack(self, create: str = "atomic", swap: str = "atomic", chunks: bool = True, batches: bool = True) -> None:
-        """Behave like a store that supports less than Amazon's, from now on.
+        """Behave like a store that supports less than Amazon S3 from now on.
 
         Args:
-            create: how a write with If-None-Match is handled: `atomic`, as by the server behind; `refused` with 501
-                (OpenStack Swift 2.30, and `swap` in 2.38); `overlooked`, as if there were no condition; or `racy`: it
-                checks first and then writes (`create` in OpenStack Swift 2.38).
-            swap: likewise, with If-Match.
-            chunks: know uploads in chunks with a checksum behind them (aws-chunked); else 501.
-            batches: know lists of objects to delete; else 501.
+            create: how to handle a write with If-None-Match: `atomic`, by the server behind the proxy; `refused`, with
+                501 (OpenStack Swift 2.30, and `swap` in 2.38); `overlooked`, as if there were no condition; or `racy`,
+                first check, then write (`create` in OpenStack Swift 2.38).
+            swap: how to handle a write with If-Match.
+            chunks: support uploads in chunks with a trailing checksum (aws-chunked); otherwise answer 501.
+            batches: support lists of objects to delete; otherwise answer 501.
         """
         self._create, self._swap, self._knows_chunks, self._knows_batches = create, swap, chunks, batches
 
     def down(self) -> None:
-        """Close the connection of every request without an answer, until `up`."""
+        """Close the connection of every request without an answer until `up` is called."""
         self._is_down = True
 
     def up(self) -> None:
-        """Serve again."""
+        """Answer requests again after `down`."""
         self._is_down = False
 
     def _handle(self, request: BaseHTTPRequestHandler) -> None:
@@ -137,9 +137,9 @@ class StorageProxy:
         elif self._access_key is not None and f"Credential={self._access_key}/" not in request.headers.get(
             "Authorization", ""
         ):
-            _refuse(request, 403, self._refusal, "refused as the test wants it")
+            _refuse(request, 403, self._refusal, "refused by StorageProxy")
         elif self._is_read_only and request.command not in ("GET", "HEAD"):
-            _refuse(request, 403, "AccessDenied", "refused as the test wants it")
+            _refuse(request, 403, "AccessDenied", "refused by StorageProxy")
         elif self._fails(request) or self._is_unlucky(request):
             _refuse(request, 500, "InternalError", "injected fault")
         elif why := self._unknown(request):
@@ -157,7 +157,7 @@ class StorageProxy:
                 connection.close()
 
     def _unknown(self, request: BaseHTTPRequestHandler) -> str:
-        """Return why a store that lacks something refuses a request."""
+        """Return why the store does not support a request, or an empty text if it does."""
         conditions = ((self._create, "If-None-Match"), (self._swap, "If-Match"))
         if request.command == "PUT" and any(
             how == "refused" and header in request.headers for how, header in conditions
@@ -170,7 +170,7 @@ class StorageProxy:
         return ""
 
     def _holds(self, request: BaseHTTPRequestHandler) -> bool:
-        """Return whether the conditions hold that the server behind does not check; they are removed."""
+        """Remove the conditions that the server must not check, and return whether they hold."""
         holds = True
         for how, header in ((self._create, "If-None-Match"), (self._swap, "If-Match")):
             wanted = request.headers.get(header)
@@ -185,7 +185,7 @@ class StorageProxy:
     def _version(self, path: str, authorization: str) -> str | None:
         connection = http.client.HTTPConnection(self._target, timeout=120)
         try:
-            # As the other request was signed: a server that checks signatures refuses it.
+            # With the other request's signature, which a server that checks signatures would refuse.
             connection.request("HEAD", path, headers={"Authorization": authorization})
             return connection.getresponse().getheader("ETag")
         finally:
@@ -288,4 +288,4 @@ def _answer(request: BaseHTTPRequestHandler, answer: http.client.HTTPResponse) -
     if is_chunked:
         request.wfile.write(b"0\r\n\r\n")
     if has_body and answer.length:
-        request.close_connection = True  # cut off, which only the end of the connection shows
+        request.close_connection = True  # cut off, which only closing the connection shows

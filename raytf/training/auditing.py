@@ -1,4 +1,4 @@
-"""Audits of a run: which steps are audited, and what happens when two workers compute different bits."""
+"""Audits of a run: decides which steps are audited, and handles two workers that compute different bits."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class _Witness:
     """The evidence of a rank about a step.
 
     Attributes:
-        again: hashes of the digests that it computes.
-        records: the hash of the shard's records, as it reads them now.
-        trained: the hash of the records that it has trained with; empty but on the owner and the auditor.
-        weights: the hash of its weights.
-        copied: step of the latest copy of which all ranks had the same weights; None for none.
-        standing: the standing of its process.
-        node: Ray's id of its node.
-        about: its host and device, for people.
+        again: hashes of the digests that the rank computes now, one for each repetition.
+        records: hash of the shard's records, as the rank reads them now.
+        trained: hash of the shard's records that the rank trained with; only the owner and the auditor have some.
+        weights: hash of the rank's weights.
+        copied: step of the latest copy for which all ranks had equal weights; None if there is none.
+        standing: the standing of the rank's process.
+        node: Ray's id of the rank's node.
+        about: the rank's host and device, as text.
     """
 
     again: tuple[bytes, ...]
@@ -64,7 +64,7 @@ class _Witness:
 
 
 class Audits:
-    """The audits of one rank, while the ranks are the same.
+    """The audits of one rank, as long as the group does not change.
 
     Args:
         session: the rank's session.
@@ -82,12 +82,12 @@ class Audits:
         self._spans = [assign(plan.shards, group.world_size)[rank] for rank in range(group.world_size)]
 
     def compare_machines(self) -> None:
-        """Leave out audits where right machines may compute other bits than each other; every rank must call it."""
+        """Disable audits if the ranks' machines may compute different bits without a fault; every rank must call it."""
         session, group = self._session, self._session.group
         if not self._can_be and group.world_size > 1 and session.config.compute.audit_every and session.is_first_rank:
             session.reporter.say(
-                "--audit-every: no step is audited: sums of floats, --overlap, --no-digests, workers with several "
-                "devices, losses divided by data, and batches that a program makes allow none"
+                "--audit-every: no step is audited, because audits do not support float sums, --overlap, --no-digests, "
+                "workers with several devices, losses divided by data, or batches that a program makes"
             )
         if not self._every or session.config.compute.exact:
             return
@@ -95,36 +95,36 @@ class Audits:
         machines = [each.decode() for each in worker_table.gather(group, own.encode())]
         why = shard_audit.why_none(machines, self._step.is_on_gpu)
         if why and session.is_first_rank:
-            session.reporter.say(f"--audit-every: no step is audited, since {why}")
+            session.reporter.say(f"--audit-every: no step is audited, because {why}")
         self._every = 0 if why else self._every
 
     def call_end(self, start: int, stop: int) -> int:
-        """Return where a call ends that would end at `stop`, so that an audited step has a call of its own."""
+        """Return the end of a call, at `stop` or earlier, so that an audited step gets its own call."""
         if not self._every:
             return stop
         due = (start // self._every + 1) * self._every
         return min(stop, due if start == due - 1 else due - 1)
 
     def choice(self, start: int) -> AuditChoice | None:
-        """Return what is audited in a call that begins at a step; None for nothing."""
+        """Return the audit in a call that begins at a step; None if there is none."""
         plan = self._session.plan
         if not shard_audit.is_due(start + 1, self._every) or not plan.is_full(plan.locate(start)[1]):
             return None
         return shard_audit.choose(self._session.config.batch.seed, start + 1, self._spans)
 
     def beside(self, start: int) -> int | None:
-        """Return the shard of another rank that this rank also computes in the call at a step; None for none."""
+        """Return the other rank's shard that this rank audits in the call at a step; None if it audits none."""
         choice = self.choice(start)
         return choice.shard if choice is not None and choice.auditor == self._session.group.rank else None
 
     def begin(self) -> None:
-        """Note that this process trains with these ranks from now on."""
+        """Record that this process trains with these ranks from now on."""
         known = self._session.place.standings.get(self._node)
         if self._standing.joins(self._session.state.step, known) and self._every:
             self._tell()
 
     def agreed(self, call: CallBatch) -> None:
-        """Note that a call is complete and that its audit, if it had one, agreed."""
+        """Record that a call is complete, and that its audit, if any, found no difference."""
         choice = self.choice(call.start)
         if choice is not None and self._session.group.rank in (choice.owner, choice.auditor):
             self._standing.vouched = call.stop
@@ -139,11 +139,11 @@ class Audits:
         Every rank must call it. The step has not changed the model.
 
         Args:
-            call: the step's call.
-            digests: digests of the shard's owner and of its auditor.
+            call: the call with the step.
+            digests: the digests of the shard's owner and of the auditor.
 
         Raises:
-            ReplicaError: always, but for a rank that is lost before the verdict.
+            ReplicaError: always, unless a rank is lost before the verdict.
         """
         choice, group = self.choice(call.start), self._session.group
         assert choice is not None
@@ -153,7 +153,7 @@ class Audits:
         text = sentence(call.stop, choice, verdict, [witness.about for witness in witnesses])
         honest = next((rank for rank in range(group.world_size) if rank not in verdict.culprits), 0)
         where = self._go_back(choice, verdict, witnesses) if group.rank == honest else ""
-        # No rank exits before all of that is noted; a rank that is lost meanwhile does not change the verdict.
+        # No rank exits before all of this is recorded. A rank that is lost now does not change the verdict.
         with contextlib.suppress(tf.errors.OpError, WorkerLostError):
             where = worker_table.gather(group, where.encode())[honest].decode()
         text = f"{text}; {where or 'the run goes back'}"
@@ -172,20 +172,20 @@ class Audits:
         try:
             check_owner(storage, session.job.lease)
             kept = [naming.split_name(name)[0] for name in manifest.list_complete(storage)]
-        except StorageError:  # the next group reads them
+        except StorageError:  # the next group reads the checkpoints
             kept = [vouched]
         if verdict.has_other_weights:
             kept.append(vouched)  # the copy in memory
         back = shard_audit.reachable(vouched, kept, is_exact)
         attempts = [*place.earlier, place.attempt]
-        # A copy in memory counts, too, if it is not later than the step that somebody vouches for.
+        # A copy in memory counts, too, unless it is later than the step that ranks vouch for.
         states = place.void.and_after(max(vouched, back), attempts)
         session.reporter.go_back(max(vouched, back), attempts)
         with contextlib.suppress(StorageError):
             invalidated_states.write(storage, states)
             invalidated_states.sweep(storage, states)
         if back > vouched:
-            return f"the run goes back to step {back}, which is the oldest that is kept; nobody vouches for it"
+            return f"the run goes back to step {back}, the oldest that is kept, although no rank vouches for it"
         return f"the run goes back to step {vouched} or before" if back else "the run begins again"
 
     def _witness(self, choice: AuditChoice, call: CallBatch) -> _Witness:
@@ -226,7 +226,7 @@ def sentence(step: int, choice: AuditChoice, verdict: AuditVerdict, about: Seque
     """Describe a verdict for people.
 
     Args:
-        about: host and device of each rank.
+        about: the host and device of each rank.
     """
     ranks = " and ".join(f"rank {rank} ({about[rank]})" for rank in verdict.culprits)
     where = f"step {step}, shard {choice.shard}"
@@ -234,7 +234,7 @@ def sentence(step: int, choice: AuditChoice, verdict: AuditVerdict, about: Seque
         return f"{where}: the weights of {ranks} {verdict.why}"
     if not verdict.culprits:
         pair = f"rank {choice.owner} ({about[choice.owner]}) and rank {choice.auditor} ({about[choice.auditor]})"
-        return f"{where}: {pair} have computed other bits, and nobody can say who is right: {verdict.why}"
+        return f"{where}: {pair} computed different bits, and it is unknown who is right: {verdict.why}"
     if not verdict.is_proven:  # its records were wrong
         return f"{where}: {ranks} {verdict.why}"
     return f"{where}: {ranks} computes wrongly: it {verdict.why}"

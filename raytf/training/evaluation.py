@@ -1,4 +1,4 @@
-"""Loss and metrics over a source; the same on every rank and for every number of ranks."""
+"""Computes loss and metrics over a source, with the same result on every rank and for every number of ranks."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from raytf.training.model import model as models
 from raytf.training.step.evaluation_step import EvalStep, OwnTest
 from raytf.training.user.callbacks import Callbacks
 
-#: Steps per call into TensorFlow; fixed, so that the order of sums does not depend on the machine's speed.
+#: Steps per call into TensorFlow. The number is fixed so that the order of sums does not depend on speed.
 _CALL_STEPS = 16
 
 
 class Evaluator:
-    """Evaluates a model on one source; traced once and used again.
+    """Evaluates a model on one source. The step is traced once and can be reused.
 
     Args:
-        model: built and compiled.
+        model: the model, built and compiled.
         pipeline: this rank's shards of the source, not shuffled.
         group: all ranks; each must construct this object and make the same calls.
-        callbacks: their hooks of tests are run; None for an evaluator that is only traced.
+        callbacks: callbacks whose test hooks are run; None for an evaluator that is only traced.
         devices: this process's devices; by default one.
-        step: the step of an earlier group's evaluator; used again if it serves for any shards.
+        step: the step of an earlier group's evaluator, which is reused if it works for any shards.
 
     Attributes:
-        step: what is traced.
+        step: the evaluation step, which TensorFlow traces.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Evaluator:
             self.step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs, devices)
 
     def _totals(self, call: CallBatch) -> np.ndarray:
-        """Return [K, n] the divisors of the losses that are divided by data, summed over all shards."""
+        """Return the divisors of the losses that are divided by data, summed over all shards, as [K, n]."""
         own, shards = self.step.divisors(call), self._pipeline.shards
         steps, _, count = own.shape
         if not count:
@@ -66,7 +66,7 @@ class Evaluator:
         return self._group.sum(every.ravel()).reshape(every.shape).sum(1)
 
     def _update(self, call: CallBatch, outputs: np.ndarray) -> None:
-        """Update the metrics of the whole batch, with [K, n, width] the rows of this rank's records in K steps."""
+        """Update the metrics of the whole batch; `outputs` [K, n, width] are this rank's rows in K steps."""
         shards, sizes = self._pipeline.shards, self._plan.sizes
         if not call.full:
             own = np.zeros(self._plan.shards, np.int64)
@@ -80,7 +80,7 @@ class Evaluator:
             self.step.update(rows)
 
     def run(self, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Compute loss and metrics by name; the model's metrics are reset before and after.
+        """Compute loss and metrics by name. The model's metrics are reset before and after.
 
         Args:
             progress: called after each call into TensorFlow.
@@ -112,12 +112,12 @@ class Evaluator:
         return logs
 
     def _logs(self, rows: np.ndarray, steps: int) -> dict[str, Any]:
-        """Return loss and metrics of the steps until now, from [L, 1 + M] what they added for each shard of this rank.
-        The model's metrics are afterwards what they were."""
+        """Return loss and metrics of the first `steps` steps, from the sums [L, 1 + M] of this rank's shards. The
+        model's metrics stay unchanged."""
         shards = self._pipeline.shards
         everyones = np.zeros((self._plan.shards, rows.shape[1]), np.float32)
         everyones[shards.start : shards.stop] = rows
-        # Each row is zero on all ranks but one, so this sum is exact, and all ranks then add rows in the same order.
+        # Only one rank has a row other than zero, so this sum is exact. All ranks then add rows in the same order.
         row = self._group.sum(everyones.ravel()).reshape(everyones.shape).sum(0)[1:]
         with variables.unchanged(self._model.metrics_variables):
             if not self.step.output_width:

@@ -1,11 +1,15 @@
-"""Exact mode: refuse whatever cannot give the same bits for every number of workers and every history of restarts.
+"""Exact mode: refuses runs that cannot compute the same bits for any number of workers and any restarts.
 
-Three things are checked before the first step. The settings (no XLA on CPUs, no float addition: `TrainConfig.check`).
-The traced graph of a micro-batch: an operation with its own state (TensorFlow's stateful random numbers, Python code,
-variables that Keras does not know) would make a shard's result depend on what its worker computed before. And the
-machine: every rank computes one micro-batch twice, on a GPU with its update, and the bits must be the same both times,
-on all ranks, and on the machines on which the run was started. Operations without a deterministic kernel are refused by
-TensorFlow itself when they run; see `raytf.training.process.process.load_tensorflow`.
+Three checks precede the first step:
+
+- The settings allow no XLA on CPUs and no float addition, see `TrainConfig.check`.
+- The traced graph of a micro-batch has no operation with its own state (stateful random numbers, Python code, variables
+  that Keras does not know), which would make a shard's result depend on its worker's earlier computations.
+- Every rank computes one micro-batch twice, on a GPU including the update. The bits must be the same both times, on all
+  ranks, and on the machines on which the run was started.
+
+TensorFlow itself refuses to run operations without a deterministic kernel, see
+`raytf.training.process.process.load_tensorflow`.
 """
 
 from __future__ import annotations
@@ -39,15 +43,15 @@ _RANDOM = re.compile(
 _PYTHON = re.compile("PyFunc")
 _HELP = {
     "random": (
-        "It draws from a generator whose state depends on what this worker computed before. Use keras.random with a "
-        "keras.random.SeedGenerator, or tf.random.stateless_* with the seed that augment gets."
+        "Its generator's state depends on what this worker computed before. Use keras.random with a "
+        "keras.random.SeedGenerator, or tf.random.stateless_* with the seed that is passed to augment."
     ),
     "python": "It runs Python code, which raytf cannot check. Write it with TensorFlow operations or keras.ops.",
     "writes": (
-        "It writes a variable that Keras does not know, so every worker would have its own. Make it a weight of the "
-        "layer with self.add_weight."
+        "It writes a variable that Keras does not know, so its value would differ between workers. Make it a weight of "
+        "the layer with self.add_weight."
     ),
-    "xla": "XLA may fuse and order the same arithmetic differently on each machine. Remove jit_compile=True.",
+    "xla": "XLA may fuse and order arithmetic differently on each machine. Remove jit_compile=True.",
 }
 
 
@@ -55,26 +59,26 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
     """Check that a run can be exact on these machines; every rank must call it, before weights are restored.
 
     Args:
-        step: the step of the model with the initial weights that the seed gives.
-        pipeline: the training data, prepared.
+        step: the training step of the model, whose weights are still those that the seed initializes.
+        pipeline: the prepared pipeline of the training data.
         seed: the run's seed.
         group: all ranks.
         augment: the user's augmentation function, if any.
 
     Returns:
-        What exact mode adds to the run's identity, which must be the same when the run is resumed.
+        The entries that exact mode adds to the run's identity, which must not change when the run is resumed.
 
     Raises:
-        ExactnessError: names the operation or the machines that are not exact.
-        WorkerLostError: another rank raises an ExactnessError.
+        ExactnessError: an operation or a machine is not exact.
+        WorkerLostError: another rank raised an ExactnessError.
     """
     if not all(isinstance(reduction, FixedPointReduction) for reduction in step.reductions):
         raise ExactnessError(
-            "--exact: the model has float64 weights or states, and 32-bit fixed point is less precise than float64. "
-            "Use float32 (keras.config.set_floatx), or train without --exact."
+            "--exact: the model has float64 weights or states, but sums in 32-bit fixed point are less precise. Use "
+            "float32 (keras.config.set_floatx), or train without --exact."
         )
-    # On a GPU, XLA has a flag for determinism (`gpu_exact`), and the probe below checks it. On CPUs nothing controls
-    # what XLA fuses.
+    # XLA has a flag for determinism on GPUs (`gpu_exact`), which the probe below checks. No flag controls how XLA
+    # fuses operations on CPUs.
     _refuse_inexact(ops_of(step.probe_function), "the model", allows_xla=step.is_on_gpu)
     size = pipeline.plan.micro_batch_size
     sample = pipeline.sample(size)
@@ -89,12 +93,12 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
     first, second = (compute(leaves, seeds) for _ in range(2))
     if first != second:
         raise ExactnessError(
-            f"--exact: worker {group.rank} ({machine()}) computed different bits when it computed a micro-batch again. "
-            "Train without --exact, or find the layer whose result varies."
+            f"--exact: worker {group.rank} ({machine()}) computed different bits when it repeated a micro-batch. Find "
+            "the layer whose result varies, or train without --exact."
         )
     digest = hashlib.sha256(first).hexdigest()[:16]
     compare(group, digest)
-    # The identity has no name of a machine: any machine that computes the same bits may resume the run.
+    # The identity does not name a machine, so any machine that computes the same bits can resume the run.
     if not step.is_on_gpu:
         return {run_identity.FIRST_GRADIENTS: digest}
     settings = determinism.identity(os.environ, tf.config.experimental.tensor_float_32_execution_enabled())
@@ -102,15 +106,15 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
 
 
 def compare(group: Ranks, bits: str) -> None:
-    """Check that all ranks compute the same; every rank must call it.
+    """Check that all ranks compute the same bits; every rank must call it.
 
     Args:
         group: all ranks.
-        bits: a hash of what this rank computes.
+        bits: hash of the bits that this rank computed.
 
     Raises:
-        ExactnessError: this rank computes other bits than rank 0.
-        WorkerLostError: another rank raises an ExactnessError.
+        ExactnessError: this rank computes different bits than rank 0.
+        WorkerLostError: another rank raised an ExactnessError.
     """
     everyone = [each.decode() for each in worker_table.gather(group, f"{bits} {machine()}".encode())]
     if len({each.partition(" ")[0] for each in everyone}) == 1:
@@ -119,13 +123,13 @@ def compare(group: Ranks, bits: str) -> None:
     if own[0] == first[0]:
         raise WorkerLostError("another rank computes different bits")
     raise ExactnessError(
-        f"--exact: worker {group.rank} ({own[2]}) computes different bits than worker 0 ({first[2]}). Use machines of "
-        "one kind with the same software, or train without --exact."
+        f"--exact: worker {group.rank} ({own[2]}) computes different bits than worker 0 ({first[2]}). Use equal "
+        "machines with the same software, or train without --exact."
     )
 
 
 def _refuse_inexact(ops: Iterable[TracedOp], where: str, allows_xla: bool = False) -> None:
-    """Raise ExactnessError for operations whose result is not a function of their inputs; it names `where`."""
+    """Raise ExactnessError if the result of an operation in `where` depends on more than its inputs."""
     for op in ops:
         problem = _problem(op, allows_xla)
         if problem:
@@ -136,7 +140,7 @@ def _refuse_inexact(ops: Iterable[TracedOp], where: str, allows_xla: bool = Fals
 
 
 def explain(error: Exception) -> ExactnessError | None:
-    """Convert TensorFlow's refusal of an operation without a deterministic kernel to an ExactnessError of one line.
+    """Convert TensorFlow's error for an operation without a deterministic kernel to an ExactnessError of one line.
 
     Returns:
         None for any other error.
@@ -151,7 +155,7 @@ def explain(error: Exception) -> ExactnessError | None:
 
 
 def machine() -> str:
-    """Describe the processor and the software on which the computed bits depend."""
+    """Return the processor or GPU and the version of TensorFlow, on which the computed bits depend."""
     devices = tf.config.list_physical_devices("GPU")
     kinds = {tf.config.experimental.get_device_details(d).get("device_name", "GPU") for d in devices}
     return f"{', '.join(sorted(kinds)) or _cpu()}, TensorFlow {tf.__version__}"

@@ -22,13 +22,13 @@ if TYPE_CHECKING:  # it imports Ray
 
 @dataclass(frozen=True)
 class UserCode:
-    """The user's part of a run: functions, or Keras objects that the program has made.
+    """The user's part of a run: functions, or Keras objects that the program created.
 
     Attributes:
         model: a compiled keras.Model, or a function that returns one.
         callbacks: Keras callbacks, or a function that returns them.
-        augment: augments each micro-batch.
-        warning_filters: the program's, as `warnings.filters` has them.
+        augment: function that augments each micro-batch.
+        warning_filters: the program's `warnings.filters`.
         log_levels: the levels of the program's loggers, by name.
         writer: the program's default summary writer, and its default step.
     """
@@ -48,27 +48,28 @@ class UserCode:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A run, ready to be started.
+    """A run that is ready to start.
 
     Attributes:
-        code: the user's; opened in a worker after its strategy is set up.
-        sources: reference to a `Sources` in Ray's object store.
-        monitor: the driver's monitor.
+        code: the user's code, which a worker unpickles after its strategy is set up.
+        sources: reference to a `Sources` object in Ray's object store.
+        monitor: client of the driver's monitor.
         run_uri: URI of the run's folder.
         total_steps: global step at which the run ends.
-        stop_step: global step at which this start ends, without what follows a run's end; None for the run's own.
-        dump: folder on the machine of the only worker, which writes the step there for people; empty for none.
-        lease: id of the process that owns the run.
-        term: the term of that process, the run's driver: see `raytf.runs.ledger`.
-        identity: what the driver knows about settings and data; a resumed run must have the same.
-        precision: what the job has set in the driver's Keras.
-        settings: what the program has set for its process; None where the driver has not loaded Keras.
-        shuffle: whether each epoch has an order of its own.
-        first_epoch: number of the first epoch, for callbacks, the history and what is shown.
+        stop_step: global step at which this start stops, without the test and export of a run's end; None to train
+            to `total_steps`.
+        dump: folder on the only worker's machine in which it dumps its last step; empty for no dump.
+        lease: id of the process that owns the run, its driver.
+        term: the driver's term: see `raytf.runs.ledger`.
+        identity: identity of the settings and the data, which must not change when the run is resumed.
+        precision: the precision that the job set in the driver's Keras.
+        settings: the program's process-wide settings; None if the driver has not loaded Keras.
+        shuffle: whether each epoch has its own order of records.
+        first_epoch: number of the first epoch, for callbacks, the history and the display.
         verbose: 0 prints no lines about epochs.
-        asked_verbose: what the program passed as `verbose`, which callbacks see.
+        asked_verbose: the program's `verbose` argument, which callbacks see.
         has_old_digests: whether the run's digests are not folded; see `digest_log.are_old`.
-        arbiter: decides who belongs to the group, if the group can repair itself; None if it cannot.
+        arbiter: address of the arbiter that decides who belongs to a group that can repair itself; otherwise None.
     """
 
     code: Parcel[UserCode]
@@ -100,7 +101,7 @@ class TrainingJob:
         return self.total_steps if self.stop_step is None else min(self.stop_step, self.total_steps)
 
     def epoch_of(self, step: int) -> int:
-        """Return the number of the epoch in which a step is."""
+        """Return the number of the epoch that contains a step."""
         return self.first_epoch + self.plan.locate(step)[0]
 
     def validates_after(self, epoch: int) -> bool:
@@ -110,12 +111,12 @@ class TrainingJob:
 
     @property
     def epochs(self) -> int:
-        """Return the number of the epoch after the last one."""
+        """Return the number of the last epoch plus one."""
         return self.epoch_of(self.total_steps - 1) + 1
 
     @property
     def params(self) -> dict[str, Any]:
-        """Return what Keras passes to callbacks about the training."""
+        """Return the `params` that Keras passes to callbacks."""
         return {"verbose": self.asked_verbose, "epochs": self.epochs, "steps": self.plan.steps_per_epoch}
 
     @property
@@ -132,7 +133,7 @@ class TrainingJob:
 
 
 def is_function(model: Any) -> bool:
-    """Return whether this is a function that returns a model, and not a model, which is callable as well."""
+    """Return whether this is a function that returns a model, not a model, which is callable, too."""
     return callable(model) and not hasattr(model, "compile")
 
 

@@ -1,8 +1,8 @@
-"""The training loop of every rank, independent of how the steps are trained.
+"""The training loop of every rank, which does not depend on how steps are trained.
 
-All ranks run it in lockstep: what decides the next action is either arithmetic on the step, or a flag that was summed
-over the ranks together with the gradients. Only rank 0 writes logs and talks to the driver. Where ranks can meet again,
-the surviving ranks continue from the current step when one is lost.
+All ranks run it in lockstep: each decides its next action either from the step alone, or from flags that are summed
+over the ranks with the gradients. Only rank 0 writes logs and reports to the driver. If ranks can meet again, the
+surviving ranks continue from the current step when one is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TrainLoop:
     """Trains a run to its end.
 
     Args:
-        session: this rank, ready to train.
+        session: this rank's session, ready to train.
     """
 
     def __init__(self, session: RankSession):
@@ -37,7 +37,7 @@ class TrainLoop:
         """Train to the end of the run.
 
         Returns:
-            The run's result on rank 0, and on all ranks where they can meet again; None on any other.
+            The run's result on rank 0, and on all ranks if they can meet again; otherwise None.
 
         Raises:
             NonFiniteLossError: a loss or a gradient is NaN or infinite.
@@ -57,7 +57,7 @@ class TrainLoop:
 
     def _train_to_end(self) -> dict[str, Any] | None:
         session, executor, plan = self._session, self._session.executor, self._session.plan
-        self._end_epoch()  # if it was interrupted
+        self._end_epoch()  # completes an epoch end that was interrupted
         if session.saves_again:
             session.saves_again = False
             session.saving.start()
@@ -72,8 +72,8 @@ class TrainLoop:
         executor.settle()
         session.show("saving")
         session.saving.finish()
-        # If the run ends inside an epoch, the checkpoint was saved before this partial epoch end, so that the run can
-        # be continued with more steps.
+        # If the run ends inside an epoch, this partial epoch end follows the save, so that the checkpoint can be
+        # continued with more steps.
         self._end_epoch(is_partial=session.job.stop_step is None)
         session.reporter.finish()
         session.callbacks.begin("end", session.state.step)
@@ -81,7 +81,7 @@ class TrainLoop:
         return executor.ended(None if result is None else result | executor.result())
 
     def _end_epoch(self, is_partial: bool = False) -> None:
-        """Do what follows the last step of an epoch, unless it was done."""
+        """Run the end of an epoch, unless it has been run."""
         session = self._session
         if session.ended == session.state.step or not (is_partial or session.is_at_epoch_end):
             return
@@ -97,10 +97,10 @@ class TrainLoop:
 
 
 def finish(session: RankSession) -> dict[str, Any] | None:
-    """Test and export the model of a run that has trained.
+    """Test and export the model after the last step.
 
     Returns:
-        The run's result on rank 0, None on any other.
+        The run's result on rank 0; None on other ranks.
     """
     model, state = session.model, session.state
     session.heartbeat.settle(Activity.END, state.step)

@@ -1,6 +1,6 @@
-"""The job's model in another process, on the CPU: described, or tried with a step.
+"""Builds the job's model in another process, on the CPU, to describe it or to try a step.
 
-The driver must not import TensorFlow, and the state of Keras in a notebook must not change.
+Another process is needed because the driver must not import TensorFlow or change the state of Keras in a notebook.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from raytf.training import run_identity
 from raytf.training.job import TrainingJob
 from raytf.training.user import user_code
 
-#: Keys of an answer: the model's configuration, lines for the user, and why no process here can build the model.
+#: Keys of an answer: the model's configuration, lines for the user, and the reason why it cannot be built here.
 CONFIG, REMARKS, CANNOT = "config of the model", "remarks", "cannot"
-#: Memory that it may take: a share of what is free, and what TensorFlow takes for itself.
+#: Limit of the process's memory: a share of the free memory, but at least what TensorFlow needs for itself.
 _MEMORY_SHARE, _LEAST_BYTES = 0.25, 4 << 30
-#: The first process that goes where a machine has too little memory for the model.
+#: If the machine runs out of memory, the kernel kills this process first.
 _OOM_SCORE = "1000"
 
 
@@ -42,9 +42,9 @@ class ModelProbe:
     """A process that builds the job's model; see `started`.
 
     Args:
-        process: None if it could not be started.
-        answer: the file that it writes.
-        why: the reason why it could not be started.
+        process: the process; None if it could not be started.
+        answer: path of the file to which the process writes its answer.
+        why: why the process could not be started.
     """
 
     def __init__(self, process: subprocess.Popen[bytes] | None, answer: Path, why: str = ""):
@@ -54,15 +54,15 @@ class ModelProbe:
         """Wait for the answer.
 
         Args:
-            seconds: to wait at most.
+            seconds: the longest time to wait.
 
         Returns:
-            What a run stores about its model, and its configuration under `CONFIG`; if the model was tried, also the
-            lines that a worker would say of it, under `REMARKS`; if no process here can build the model, only `CANNOT`,
-            with the reason. None where there is no answer yet.
+            The model's part of the run's identity, and its configuration under `CONFIG`. If a step was tried, also the
+            lines that a worker would print, under `REMARKS`. If no process here can build the model, only the reason,
+            under `CANNOT`. None if there is no answer yet.
 
         Raises:
-            RaytfError: the function raised, or returned a model that cannot be trained.
+            RaytfError: the model function raised an error, or returned a model that cannot be trained.
         """
         if self._process is None:
             return {CANNOT: self._why}
@@ -71,7 +71,7 @@ class ModelProbe:
         except subprocess.TimeoutExpired:
             return None
         if not self._answer.exists():
-            return {CANNOT: "the process that builds it ended without a result"}
+            return {CANNOT: "the process that builds it exited without a result"}
         answer: Any = ray.cloudpickle.loads(self._answer.read_bytes())
         if isinstance(answer, RaytfError):
             raise answer
@@ -80,13 +80,13 @@ class ModelProbe:
 
 @contextlib.contextmanager
 def started(job: TrainingJob, train: Source, rows: int, trains: bool = False) -> Iterator[ModelProbe]:
-    """Start a process that builds the job's model; it ends with the `with` statement.
+    """Start a process that builds the job's model, and kill it at the end of the `with` block.
 
     Args:
-        job: whose model.
+        job: the job with the model.
         train: the training data.
-        rows: records, the first ones, with which the model is built.
-        trains: compute a step with them, too.
+        rows: number of the first records with which the model is built.
+        trains: whether to compute a step with these records, too.
     """
     leaves = train.take(np.arange(min(rows, train.records)))
     config = job.config
@@ -111,7 +111,7 @@ def started(job: TrainingJob, train: Source, rows: int, trains: bool = False) ->
             yield ModelProbe(None, answer, f"it cannot be sent to another process ({one_line(error, 200)})")
             return
         environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a model that asks Ray for something starts none here
+        environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a model that uses Ray must not start a cluster here
         environ.pop("TF_CONFIG", None)
         process = subprocess.Popen(
             [sys.executable, "-m", "raytf.training.model_probe", str(question_file), str(answer), *map(str, sys.path)],
@@ -126,7 +126,7 @@ def started(job: TrainingJob, train: Source, rows: int, trains: bool = False) ->
 
 @dataclass(frozen=True)
 class _FirstRecords:
-    """The first records of a source, as a source of their own."""
+    """A source with only the first records of another source."""
 
     records: int
     spec: Any
@@ -148,8 +148,8 @@ def _main(question: str, answer: str, *path: str) -> None:
 
     Args:
         question: path of the pickled job.
-        answer: path to which the description is written, or the error.
-        path: the driver's `sys.path`, where the job's modules are found.
+        answer: path of the file for the description or the error.
+        path: the driver's `sys.path`, which contains the job's modules.
     """
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
     ranks.take(RankInfo(0, 1, 0, 1))
@@ -162,7 +162,7 @@ def _main(question: str, answer: str, *path: str) -> None:
         result = {CANNOT: one_line(error, 200)}
     except RaytfError as error:
         if asks_ray(error):
-            result = {CANNOT: f"it asks Ray, which is not there: {one_line(error, 200)}"}
+            result = {CANNOT: f"it uses Ray, which is not available there: {one_line(error, 200)}"}
         else:
             result = user_code.carrying(error)
             error.__cause__ = None  # its class may be unknown to the driver
@@ -171,7 +171,7 @@ def _main(question: str, answer: str, *path: str) -> None:
 
 
 def asks_ray(error: BaseException) -> bool:
-    """Return whether something inside Ray raised an error: a worker is connected to a cluster; this process is not."""
+    """Return whether Ray raised an error, perhaps because this process, unlike a worker, has no cluster."""
     inside, without = (Path(inspect.getfile(module)).parent for module in (ray, ray.cloudpickle))
     waiting: list[BaseException | None] = [error]
     seen: list[BaseException] = []
@@ -188,7 +188,7 @@ def asks_ray(error: BaseException) -> bool:
 
 
 def _yield_memory() -> None:
-    """Leave memory to training processes: a model for GPUs may be too large for this machine; the process ends then."""
+    """Limit this process's memory: a model for GPUs may be too large for this machine, and training needs memory."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     most = max(_LEAST_BYTES, int(_MEMORY_SHARE * psutil.virtual_memory().available))
@@ -209,7 +209,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     if asked["settings"] is not None:
         asked["settings"].apply()
     source, code = asked["sample"], asked["code"].get()
-    # As a step of one shard.
+    # A trial step has a single shard.
     plan = StepPlan(source.records, source.records if asked["trains"] else 1, 1)
     seed, weights = asked["batch_section"].seed, asked["class_weight"]
     pipeline = Pipeline(source, plan, range(1), seed, class_weight=weights, augment=code.augment)
@@ -235,7 +235,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
 
 
 def _train(model: Any, pipeline: Any) -> None:
-    """Compute a step as a worker does that is alone."""
+    """Compute a step like the only worker of a run."""
     import tensorflow as tf
 
     from raytf.checkpoint.variables import seed_states

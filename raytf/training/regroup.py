@@ -1,4 +1,4 @@
-"""State transfer when ranks meet again: ranks that are behind get the state of the one that is furthest."""
+"""Transfers the state when ranks meet again: the most advanced rank sends it to the ranks that are behind."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from raytf.training.user.failover_callbacks import CallbackState
 
 
 class RegroupError(Exception):
-    """The ranks have to meet again: one is lost, or a rank waits to join. The state is that of a whole step."""
+    """The ranks must meet again, because one is lost or waits to join. The state is that of a complete step."""
 
 
 @dataclass(frozen=True)
 class HeldState:
-    """The progress of a rank in a run, beside the values of its variables.
+    """A rank's state in a run, except the values of its variables.
 
     Attributes:
         progress: the run's progress.
-        rows: rows of the log of steps that are not on storage.
+        rows: rows of the step log that are not on storage yet.
         identity: the run's identity.
         ended, ending: as in `raytf.training.session.RankSession`.
-        batches: the callbacks' hooks of batches.
-        callbacks: the state of the callbacks that all ranks know.
-        is_saving: whether a save is under way.
-        batch_end: the batch whose end callbacks have not seen yet.
+        batches: the properties of the callbacks' batch hooks.
+        callbacks: the callbacks' state that all ranks know.
+        is_saving: whether a save is in progress.
+        batch_end: the batch after which `on_train_batch_end` has not run yet.
     """
 
     progress: TrainingState
@@ -52,13 +52,13 @@ class HeldState:
 def room_for(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return memory for the state that this rank will receive, with every page already faulted in.
 
-    The other ranks wait during the transfer, and writing to memory takes several times as long while the system still
-    has to provide its pages.
+    The other ranks wait during the transfer, and writing to memory takes several times as long if its pages are not
+    faulted in yet.
 
     Args:
-        named: the variables of the state, by name; small ones need no room.
+        named: the variables of the state, by name; small ones get no memory.
     """
-    spaces = {name: np.empty(*_kind(variable)) for name, variable in named.items()}  # takes no memory yet
+    spaces = {name: np.empty(*_kind(variable)) for name, variable in named.items()}  # no page is faulted in yet
     return {name: _aligned(space) for name, space in spaces.items() if space.nbytes >= _LARGE_BYTES}
 
 
@@ -69,17 +69,17 @@ def hand_over(
     named: Mapping[str, Any],
     room: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[HeldState, bool]:
-    """Send the state of the rank that is furthest (the lowest such rank) to those behind it; every rank must call it.
+    """Send the state of the most advanced rank (the lowest of several) to the ranks behind it; all ranks must call it.
 
     Args:
         group: all ranks.
-        steps: the last step that each rank has finished, by rank; -1 for one without a state.
-        held: this rank's state; None for a rank without one.
+        steps: the last step that each rank completed, by rank; -1 for a rank without a state.
+        held: this rank's state; None if it has none.
         named: the variables of the state, by name.
-        room: for the state, from `room_for`; it belongs to the variables from now on.
+        room: memory for the state, from `room_for`; the variables own it from now on.
 
     Returns:
-        The state, and whether this rank had to take it.
+        The state, and whether this rank received its variables.
     """
     giver, givers, takers = transfer(steps)
     shared: HeldState = pickle.loads(group.share(pickle.dumps(held) if group.rank == giver else b"", giver))
@@ -95,7 +95,7 @@ def hand_over(
     return shared, True
 
 
-#: The least size of what gets room; pages are of 4096 bytes, TensorFlow wants this alignment.
+#: The smallest variable that gets memory, the size of a page, and the alignment that TensorFlow requires.
 _LARGE_BYTES, _PAGE_BYTES, _ALIGNED_BYTES = 1 << 16, 4096, 64
 
 
@@ -111,7 +111,7 @@ def _aligned(like: np.ndarray) -> np.ndarray:
 
 
 def _as_tensor(values: np.ndarray) -> Any:
-    """Return a tensor in the memory of an array, or the array where TensorFlow does not take its type that way."""
+    """Return a tensor that shares the memory of an array, or the array if TensorFlow cannot share its type."""
     try:
         return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
     except (BufferError, RuntimeError, TypeError, tf.errors.OpError):
@@ -120,5 +120,5 @@ def _as_tensor(values: np.ndarray) -> Any:
 
 def _values(variable: Any) -> np.ndarray:
     value = variable.value if hasattr(variable, "value") else variable
-    # The tensor that is read has the variable's memory, of which `numpy` would make a copy.
+    # The tensor that `read_value` returns shares the variable's memory; `numpy` would copy it.
     return np.asarray(value.read_value() if hasattr(value, "read_value") else value)

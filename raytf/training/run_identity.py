@@ -1,9 +1,9 @@
-"""The identity of a run, as texts that can be compared: settings, data, model. No TensorFlow here.
+"""The identity of a run, as texts that can be compared: settings, data, model. Does not use TensorFlow.
 
-There are three kinds of keys. Those that every run has always had must be equal, or the run cannot be resumed. Those
-that newer versions added are compared if both sides have them. Those that concern only the result (data that nothing is
-learned from, code of the job's own classes) may change when a run is resumed; for a finished run they decide whether
-its result applies to what is asked for now.
+There are three kinds of keys. Keys that all versions write must be equal, or the run cannot be resumed. Keys that newer
+versions added are compared if both sides have them. Keys that concern only the result (validation and test data,
+compiled metrics, code of the job's own classes) may change when a run is resumed. For a finished run, they decide
+whether its result still applies.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ DATA = {"contents of the training data": "train", "validation data": "validation
 _LATER = (STRUCTURE, "model loss weights", "contents of the training data")
 METRICS = "model compiled metrics"
 _ANSWERS = ("validation data", "test data", METRICS, CODE)
-#: Keys that only workers can compute, since they depend on the machine. They are not compared with a finished run: its
-#: result applies whatever the machine.
+#: Keys that only workers can compute, because they depend on the machine. For a finished run they are not compared: its
+#: result applies to any machine.
 FIRST_GRADIENTS = "arithmetic (a hash of the first gradients on this kind of machine)"
 FIRST_STEP = "arithmetic (a hash of the first step on this kind of GPU)"
 _OF_WORKERS = (FIRST_GRADIENTS, FIRST_STEP, determinism.TF32, determinism.CUDNN, "updates")
-#: Arrays of at most this many bytes are read as a whole.
+#: Arrays of at most this many bytes are hashed as a whole.
 _WHOLE_BYTES = 128 << 20
-#: Larger arrays are read in at most this many parts of about this many bytes.
+#: Of larger arrays, at most this many parts of about this many bytes are hashed.
 _PARTS, _PART_BYTES = 512, 128 << 10
 
 
 def of_run(job: TrainingJob, sources: Sources) -> dict[str, str]:
-    """Return the part of the identity that is known without the model."""
+    """Return the part of the identity that does not depend on the model."""
     settings = {} if job.settings is None else job.settings.identity()
     unshuffled = {} if job.shuffle else {"shuffle": "off"}
     return (
@@ -62,15 +62,15 @@ def of_model(described: Mapping[str, str], code: str) -> dict[str, str]:
     """Return the part of the identity that depends on the model.
 
     Args:
-        described: result of `raytf.training.model.model.describe`.
-        code: result of `raytf.training.model.model.code`.
+        described: the result of `raytf.training.model.model.describe`.
+        code: the result of `raytf.training.model.model.code`.
     """
     return {f"model {key}": value for key, value in described.items()} | {CODE: code}
 
 
 def contents(source: Source | None) -> str:
-    """Identify the contents of data, wherever they are stored. Small arrays are hashed as a whole, large ones in part;
-    other sources are identified by their fingerprint."""
+    """Return a text that identifies the contents of data, wherever they are stored. Small arrays are hashed as a whole,
+    and large ones in part. Other sources are identified by their fingerprint."""
     if source is None:
         return "none"
     kinds = [f"{path or 'x'} {leaf.dtype}{list(leaf.shape)}" for path, leaf in tree.flatten(source.spec)]
@@ -93,12 +93,12 @@ def _crc(leaf: np.ndarray, crc: int) -> int:
 
 
 def resume_mismatch(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Describe for the user why a run cannot be resumed; empty if it can."""
+    """Return why a run cannot be resumed, as text for the user; empty if it can."""
     return _differences(before, now, _ANSWERS)
 
 
 def result_mismatch(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Describe for the user how a finished run differs from what is asked for now; empty if it does not."""
+    """Return how a finished run differs from the requested one, as text for the user; empty if it does not."""
     both = {key for key in _ANSWERS if key in before and key in now}
     return _differences(before, now, [*_OF_WORKERS, *(key for key in _ANSWERS if key not in both)])
 
@@ -106,6 +106,6 @@ def result_mismatch(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 def _differences(before: Mapping[str, str], now: Mapping[str, str], left_out: Any) -> str:
     skipped = {*left_out, *(key for key in _LATER if key not in before or key not in now)}
     if STRUCTURE not in skipped:
-        skipped.add(ARCHITECTURE)  # says the same, but also has the numbers that Keras gives to layers
+        skipped.add(ARCHITECTURE)  # also contains the numbers that Keras assigns to layers, which may differ
     plain = [{k: plainly(v) for k, v in side.items() if k not in skipped} for side in (before, now)]
     return differences(*plain)

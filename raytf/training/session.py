@@ -1,4 +1,4 @@
-"""One rank's session of a run: its place in the group, what it trains, and what it needs while it trains."""
+"""One rank's session of a run: its place in the group, and the objects that it needs to train."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from raytf.training.saving.live_state import LiveState
 from raytf.training.step.evaluation_step import EvalStep
 from raytf.training.user.callbacks import Callbacks
 
-#: Number of latest epochs whose metrics a status has: as many as may end between two statuses.
+#: Number of latest epochs whose metrics a status contains; no more epochs should end between two statuses.
 _HISTORY_EPOCHS = 50
-#: Device memory, in bytes, for the batches that wait or are being computed.
+#: Device memory, in bytes, for the batches that wait or are in use.
 UPLOAD_BYTES = 512 << 20
 
 
@@ -52,9 +52,10 @@ class Place:
         known_step: step of the newest checkpoint on storage; None if the driver does not know it.
         is_saving: whether a later checkpoint may be on storage.
         on_node: (this rank's index on its node, number of ranks on the node).
-        lost: how many workers were lost since the last step that was trained, of a group that continues without them.
+        lost: number of workers that a group which continues without them has lost since the last trained step.
         void: states that are invalid.
-        standings: by Ray's id of a node, the step since which it trains, and that of its latest audit that agreed.
+        standings: by Ray's id of a node, the step since which the node trains, and the step of its latest audit that
+            found no difference.
     """
 
     attempt: str = ""
@@ -80,7 +81,7 @@ class BatchEnd(NamedTuple):
 
 
 class RankSession:
-    """One rank of a run: its place in the group, what it has, and what it does.
+    """One rank's session of a run.
 
     `raytf.training.startup` builds the model and restores the state. When ranks meet again, each continues in a copy.
 
@@ -99,7 +100,7 @@ class RankSession:
     """
 
     #: Set when the model is built: the run's data, this rank's shards of the training data, the compiled model, all
-    #: variables of the state by name, the training step, and what must be the same when the run is resumed.
+    #: variables of the state by name, the training step, and the run's identity.
     sources: Sources
     pipeline: Pipeline
     model: keras.Model
@@ -108,23 +109,23 @@ class RankSession:
     identity: dict[str, str]
 
     #: Set when the state is restored: the progress of the run, which is the same on every rank, the user's callbacks,
-    #: the copies in memory, the state that checkpoints are made from, and what makes checkpoints.
+    #: the copies in memory, the state to save, and the object that saves it.
     state: TrainingState
     callbacks: Callbacks
     memory: MemoryTier
     live: LiveState
     saving: Checkpointer
-    #: Average time that a worker waits in each step because shards do not divide evenly.
+    #: Average seconds that a worker waits in each step because shards do not divide evenly.
     imbalance_seconds: float
     #: The step at which this attempt began, and the tier of its state: `new`, `memory`, `durable` or `held`.
     origin: tuple[int, str]
-    #: Step after which the end of an epoch was last completed, or at which this attempt started.
+    #: Step after which an epoch end was last completed, or at which this attempt started.
     ended: int
-    #: The end of an epoch that was started last.
+    #: The epoch end that was started last.
     ending: EpochEnd | None
-    #: The batch whose end callbacks have not seen yet, as far as this rank knows.
+    #: The batch after which `on_train_batch_end` has not run yet, as far as this rank knows.
     batch_end: BatchEnd | None
-    #: Whether a save was under way when the ranks met again.
+    #: Whether a save was in progress when the ranks met again.
     saves_again: bool
     #: Seconds of a step in the newest call; 0 before the first call.
     seconds_per_step: float
@@ -142,14 +143,14 @@ class RankSession:
         self.job, self.heartbeat, self.phases, self.executor = job, heartbeat, phases, executor
         self.group, self.storage, self.reporter = group, storage, reporter
         self.place, self.is_ready = Place(), False
-        #: The hashes of the weights that were made ready, by whether they include the optimizer.
+        #: The hashes of the weights, by whether they include the optimizer.
         self._digests: dict[bool, Digest] = {}
         #: The traced evaluation steps, by the name of their data; all copies of this session share them.
         self._evaluation_steps: dict[str, EvalStep] = {}
         self._evaluators: dict[str, Evaluator] = {}
 
     def renewed(self) -> RankSession:
-        """Return a copy for another attempt, which begins in another group of ranks."""
+        """Return a copy for the next attempt, which starts in another group of ranks."""
         session = copy.copy(self)
         session._evaluators = {}
         return session
@@ -164,7 +165,7 @@ class RankSession:
 
     @property
     def is_first_rank(self) -> bool:
-        """Return whether this is rank 0, the only one that writes logs and talks to the driver."""
+        """Return whether this is rank 0, the only rank that writes logs and reports to the driver."""
         return self.group.rank == 0
 
     @property
@@ -173,11 +174,11 @@ class RankSession:
 
     @property
     def is_at_epoch_end(self) -> bool:
-        """Return whether the run is between two epochs, or at the beginning of the first."""
+        """Return whether the run is between two epochs, or before the first or after the last."""
         return self.plan.is_epoch_end(self.state.step)
 
     def open_pipeline(self, source: Source, plan: StepPlan, training: bool) -> Pipeline:
-        """Open this rank's shards of a source; only those for training are shuffled and augmented."""
+        """Open this rank's shards of a source; only training shuffles and augments them."""
         job, group, devices = self.job, self.group, self.group.devices
         pipeline = Pipeline(
             source,
@@ -188,23 +189,23 @@ class RankSession:
             class_weight=job.class_weight if training else None,
             augment=job.augment if training else None,
         )
-        # A batch goes to the GPU ahead of its step if that is the only device.
+        # If a GPU is the only device, batches are sent to it ahead of their steps.
         if not job.config.strategy.has_servers and len(devices.names) == 1 and computes_on_gpu(devices):
             pipeline.send = Upload(devices.names[0] or "GPU:0", DEPTH + 1)
         return pipeline
 
     def take_shards(self) -> None:
-        """Compute the shards that this rank has in its group now."""
+        """Compute the shards that this rank has in its current group."""
         group = self.group
         self.pipeline = self.pipeline.of(assign(self.plan.shards, group.world_size)[group.rank])
         self.executor.take_shards(self.pipeline)
 
     def evaluator(self, name: str, source: Source) -> Evaluator:
-        """Return the evaluator of a source, which is made when it is first needed.
+        """Return the evaluator of a source, which is created at the first call.
 
         Args:
             name: identifies the evaluator.
-            source: the data; without batches of its own, it is divided like the training data.
+            source: the data; unless it has its own batches, it is divided like the training data.
         """
         if name not in self._evaluators:
             plan = plan_of(source, self.plan.global_batch_size, self.plan.shards)
@@ -215,7 +216,7 @@ class RankSession:
         return self._evaluators[name]
 
     def digest(self, with_optimizer: bool) -> Digest:
-        """Return the hash of the weights."""
+        """Return the object that hashes the weights, and on request the optimizer's variables, too."""
         if with_optimizer not in self._digests:
             hashed = ("model/", "optimizer/") if with_optimizer else ("model/",)
             values = [v.value for name, v in self.named.items() if name.startswith(hashed)]
@@ -263,17 +264,17 @@ class RankSession:
 
 
 class Upload:
-    """Sends the leaves of a call to a device; to be called from the thread that gathers them.
+    """Sends the leaves of a call to a device; call it from the thread that gathers them.
 
     Args:
         device: TensorFlow's name of the device.
-        calls: how many calls may be on the device at a time, including the one that runs.
-        most: bytes of all of these calls. A call that is larger than its part is not sent ahead, but when it runs.
+        calls: number of calls that may be on the device at the same time, including the running one.
+        most: bytes for all of these calls. A call that is larger than its share is not sent before it runs.
     """
 
     def __init__(self, device: str, calls: int, most: int = UPLOAD_BYTES):
         self._device = device
-        #: Bytes of a call that may be sent ahead.
+        #: The largest size of a call that is sent ahead, in bytes.
         self._part = most // calls
 
     def __call__(self, leaves: Sequence[np.ndarray]) -> list[Any]:
@@ -290,13 +291,13 @@ def _belongs_on_device(leaf: np.ndarray) -> bool:
 
 
 class EpochEnd:
-    """The end of one epoch. If a worker is lost in it, it is run again, and what is done of it is not done twice.
+    """The end of one epoch. If a worker is lost during it, `run` is called again, and skips the completed parts.
 
     Args:
-        session: this rank, after the epoch's last step.
+        session: this rank's session after the epoch's last step.
 
     Attributes:
-        step: that step.
+        step: the epoch's last step.
     """
 
     def __init__(self, session: RankSession):
@@ -307,7 +308,7 @@ class EpochEnd:
         self._is_noted = self._is_reported = False
 
     def run(self, session: RankSession) -> None:
-        """Validate, run the callbacks' `on_epoch_end`, log, report to Ray Train, keep the state if it is the best."""
+        """Validate, run `on_epoch_end`, log, report to Ray Train, and keep the state if it is the best so far."""
         state, reporter = session.state, session.reporter
         if session.sum([float(self._validated is None)])[0]:
             self._validated = _validate(session, self._epoch, self._logs)
@@ -319,7 +320,7 @@ class EpochEnd:
         if session.is_at_epoch_end:
             session.saving.policy.check_goal(logs)
             is_best = session.saving.is_best()
-        # Only rank 0 knows the answers; the sum gives them to every rank.
+        # Only rank 0 knows the values; the sum sends them to every rank.
         is_report_due, is_best_somewhere = session.sum([float(reporter.is_report_due()), float(is_best)])
         if is_report_due and not self._is_reported:
             self._is_reported = True
@@ -340,12 +341,12 @@ class EpochEnd:
 
 
 def _validate(session: RankSession, epoch: int, logs: dict[str, Any]) -> dict[str, Any]:
-    """Compute loss and metrics over the validation data; empty if this epoch is not validated."""
+    """Return loss and metrics over the validation data; empty if this epoch is not validated."""
     source = session.sources.validation
     if source is None or not session.job.validates_after(epoch):
         return {}
     session.show("validating")
     with session.heartbeat.doing(Activity.VALIDATION):
         results = session.evaluator("validation", source).run(session.heartbeat.progress)
-    session.show("training", flat(logs))  # from here on, the time is that of steps again
+    session.show("training", flat(logs))  # from now on, time counts as training again
     return {f"val_{name}": value for name, value in results.items()}

@@ -58,7 +58,7 @@ from raytf.training.user.callbacks import Callbacks
 from raytf.training.user.failover_callbacks import MovingCallbacks
 from raytf.training.user.feed_client import FeedClient
 
-#: Share of a node's memory from which what the state needs is worth a line.
+#: Share of a node's memory from which the memory that the state needs is printed.
 _LARGE_SHARE = 0.02
 
 
@@ -66,12 +66,12 @@ def start(job: TrainingJob, heartbeat: Heartbeat, phases: Phases, executor: Exec
     """Join the other ranks, build the model and restore the newest state; all ranks must call it.
 
     Raises:
-        GpuError: this rank does not have the GPU that it was assigned, or the GPU miscalculates.
+        GpuError: this rank's assigned GPU is missing or miscalculates.
         WorkerLostError: another rank is lost.
         RaytfError: any other error of the model, the data, the settings or the checkpoints.
     """
     session = _join(job, heartbeat, phases, executor)
-    if executor.meets_again:  # a replacement builds its model while the others train
+    if executor.meets_again:  # a replacement builds its model while the other ranks train
         _build(session)
         session.named.update(session.step.reduction_state())
         return _meet(session)
@@ -84,7 +84,7 @@ def start(job: TrainingJob, heartbeat: Heartbeat, phases: Phases, executor: Exec
 
 
 def meet_again(session: RankSession) -> RankSession:
-    """Meet the surviving and the new ranks, after the last whole step."""
+    """Meet the surviving and the new ranks, after the last complete step."""
     session.phases = Phases()
     with session.heartbeat.doing(Activity.TRANSFER):
         return _meet(session)
@@ -94,7 +94,7 @@ def meet_again(session: RankSession) -> RankSession:
 
 
 def _join(job: TrainingJob, heartbeat: Heartbeat, phases: Phases, executor: Executor) -> RankSession:
-    """Join the other ranks; where ranks meet again, only get ready to meet them."""
+    """Join the other ranks; if ranks can meet again, only prepare to meet them."""
     group = WatchedGroup(executor.join(), heartbeat)
     if not job.config.strategy.has_servers:  # the coordinator has no GPU
         gpu.check_product()
@@ -107,9 +107,9 @@ def _begin_attempt(session: RankSession, number: int, lost: int = 0) -> None:
     """Begin the attempt of ranks that have met; every rank must call it.
 
     Args:
-        number: of the generation, or of the worker group where ranks do not meet again. It orders the attempts of a
-            driver, also those of a rank that was suspended and takes its next step late.
-        lost: how many workers were lost since the last step, of a group that continues without them.
+        number: number of the generation, or of the worker group if ranks cannot meet again. It orders a driver's
+            attempts, even if a suspended rank makes its next step late.
+        lost: number of workers that a group which continues without them has lost since the last step.
     """
     group, workers = session.group, session.executor.workers
     attempt, earlier, known_step, is_saving, void, standings = _announce(session.job, group, number)
@@ -124,21 +124,21 @@ def _announce(job: TrainingJob, group: Ranks, number: int) -> list[Any]:
     """Name an attempt and announce it to the driver; every rank must call it.
 
     Returns:
-        The attempt's name, the names of the attempts before it, the step of the newest checkpoint on storage (None if
-        the driver does not know it), whether a later one may be on storage, states that are invalid, and the standings
-        of nodes.
+        The fields of `Place`: the attempt's name, the names of earlier attempts, the step of the newest checkpoint on
+        storage (None if the driver does not know it), whether a later one may be on storage, the invalid states, and
+        the standings of nodes.
     """
     begun = b""
     if group.rank == 0:
         attempt = new_attempt(number=(job.term, number))
         begun = json.dumps((attempt, *job.monitor.begin(attempt))).encode()
-    # Ray's own broadcast would wait for an actor that starts with the group.
+    # Ray's own broadcast would wait for an actor that only starts with the group.
     values: list[Any] = json.loads(group.share(begun))
     return values
 
 
 def _introduce(session: RankSession, is_late: bool = False) -> None:
-    """Show where the ranks are, and watch for preemption notices; `is_late` if the others have done so before."""
+    """Print the ranks' machines unless the other ranks did so before (`is_late`), and watch for preemption notices."""
     group, strategy, reporter = session.group, session.config.strategy, session.reporter
     if group.route is not None and group.route.why:
         reporter.say(str(group.route))
@@ -149,16 +149,16 @@ def _introduce(session: RankSession, is_late: bool = False) -> None:
 
 
 def _meet(session: RankSession) -> RankSession:
-    """Meet the others, again if one is lost meanwhile."""
+    """Meet the other ranks, and repeat this if one is lost in the meantime."""
     executor, step = session.executor, -1
     room: Mapping[str, np.ndarray] = {}
     if session.is_ready:
         step = session.state.step
     else:
         session.reporter.stage("meeting the other workers")
-        if executor.is_late:  # others will wait for this rank
+        if executor.is_late:  # prepare what other ranks would wait for
             room = regroup.room_for(session.named)
-            if session.sources.validation is not None:  # traced now where any shards can be evaluated with it
+            if session.sources.validation is not None:  # a graph for any shards can be traced before they are known
                 evaluation = session.evaluator("validation", session.sources.validation).step
                 if evaluation.is_general:
                     evaluation.trace()
@@ -173,12 +173,12 @@ def _meet(session: RankSession) -> RankSession:
 
 
 def _enter(before: RankSession, generation: Generation, room: Mapping[str, np.ndarray]) -> RankSession:
-    """Begin the attempt of a generation, in a copy of this rank's session: the next generation may need it again."""
+    """Begin a generation's attempt in a copy of this rank's session; the next generation may need the original."""
     session = before.renewed()
     _begin_attempt(session, generation.number, generation.lost)
     is_late = max(generation.steps) >= 0
     if before.is_ready and not is_late:
-        raise WorkerLostError("no rank is left that has the whole state")
+        raise WorkerLostError("no remaining rank has the complete state")
     if not before.is_ready:
         _introduce(session, is_late)
         _check_needs(session)
@@ -199,9 +199,9 @@ def _build(session: RankSession) -> None:
     """Build the model and its step, and trace it.
 
     Raises:
-        ConfigError: the node does not have the memory that the state needs, or settings do not fit the model.
+        ConfigError: the node has too little memory for the state, or settings do not fit the model.
         ModelError: the model function does not return a model that can be trained.
-        ExactnessError: the run is in exact mode, and the machines do not compute the same bits.
+        ExactnessError: the run is in exact mode, but the machines compute different bits.
     """
     job, executor, reporter = session.job, session.executor, session.reporter
     has_servers = job.config.strategy.has_servers
@@ -209,7 +209,7 @@ def _build(session: RankSession) -> None:
     session.sources = ray.get(job.sources)
     if job.settings is not None:
         job.settings.apply()
-    with session.group.devices.at_home():  # a model in it gets its variables now
+    with session.group.devices.at_home():  # unpickling a model creates its variables
         code = run_user_code("unpacking the job", job.code.get)
     set_warning_filters(code.warning_filters)
     set_log_levels(code.log_levels)
@@ -230,7 +230,7 @@ def _build(session: RankSession) -> None:
         for line in notes_of(model).take_remarks():
             reporter.say(line)
     session.identity |= executor.admit(session)
-    if not (has_servers or executor.meets_again):  # the place on the node is not known yet
+    if not (has_servers or executor.meets_again):  # otherwise the place on the node is not known yet
         _check_needs(session)
     session.phases.mark("build")
     reporter.stage("tracing a step")
@@ -255,15 +255,15 @@ def _build_model(session: RankSession) -> Any:
 def _identity(session: RankSession) -> dict[str, str]:
     job, model = session.job, session.model
     identity = run_identity.of_model(models.describe(model), models.code(model, (job.augment,)))
-    # Taken from the driver, which has read the data once for all ranks. Only the fingerprint of the training data is
-    # computed here, since training reads the records that this node sees.
+    # The driver has read the data once for all ranks. Only the fingerprint of the training data is computed here,
+    # because training reads the files that this node sees.
     known = job.identity or run_identity.of_run(job, session.sources)
     return identity | known | {"training data": fingerprint(session.sources.train)}
 
 
 def _check_needs(session: RankSession) -> None:
-    """Refuse a node that does not have the memory that the state needs; in the first attempt, print what it needs if
-    that is much, or if the user wants to know everything."""
+    """Refuse a node with too little memory for the state. In the first attempt, print the state's needs if they are
+    large or --verbose is set."""
     checkpoints = session.config.checkpoints
     sizes = {name: variables.size_of({name: v}) for name, v in session.named.items()}
     total, largest = sum(sizes.values()), max(sizes.values(), default=0)
@@ -299,19 +299,19 @@ def _open_tiers(session: RankSession) -> Tiers:
 def _handed_over(
     session: RankSession, before: RankSession, steps: Sequence[int], room: Mapping[str, np.ndarray]
 ) -> RankSession:
-    """Continue with the state that some of the ranks have.
+    """Continue with the state of the most advanced ranks.
 
     Args:
-        session: this rank in its new place.
-        before: this rank before the ranks met.
-        steps: the last step that each rank has finished, by rank.
-        room: memory for the state.
+        session: this rank's session in its new place.
+        before: this rank's session before the ranks met.
+        steps: the last step that each rank completed, by rank.
+        room: memory for the state, from `regroup.room_for`.
     """
     tiers, own = checkpointer.open_tiers(session), _held(before) if before.is_ready else None
     held, is_taken = regroup.hand_over(session.group, steps, own, session.named, room)
     difference = run_identity.resume_mismatch(dict(held.identity), session.identity)
     if difference:
-        raise RunMismatchError(f"a worker that joins has other settings than the others: {difference}")
+        raise RunMismatchError(f"a joining worker has other settings than the rest: {difference}")
     if not before.is_ready:
         session.callbacks = _make_callbacks(session, held.progress.step, held)
     callbacks = session.callbacks
@@ -319,7 +319,7 @@ def _handed_over(
     if is_taken and held.callbacks is not None:
         callbacks.known = held.callbacks
     session.state, rows, epochs = held.progress, held.rows, held
-    if own is not None and not is_taken:  # each rank knows itself which epochs have ended
+    if own is not None and not is_taken:  # this rank knows itself which epochs have ended
         rows = before.live.log.since(held.progress.durable_step or 0)
         session.state = dataclasses.replace(
             before.state, durable_step=held.progress.durable_step, best=held.progress.best
@@ -332,7 +332,7 @@ def _handed_over(
     _make_ready(session, tiers, HELD, rows, is_described)
     session.ended, session.ending, session.batch_end = epochs.ended, epochs.ending, held.batch_end
     step = session.state.step
-    if session.sum([float(session.ended != step)])[0]:  # not all have ended the epoch, if it is at its end
+    if session.sum([float(session.ended != step)])[0]:  # some ranks have not completed the epoch end, if there is one
         session.ended = -1
     if before.is_ready:
         session.saving.follow(before.saving)
@@ -347,7 +347,7 @@ def _handed_over(
     session.state.stopped_early = session.state.stopped_early or callbacks.stopped
     session.saves_again = held.is_saving
     if before.is_ready:
-        before.memory.close()  # what it holds stays with the keeper
+        before.memory.close()  # the keeper retains its copies
     return session
 
 
@@ -396,7 +396,7 @@ def _begin_run(session: RankSession, tiers: Tiers, chosen: Checkpoint | None) ->
 
 
 def _set_state(session: RankSession, chosen: Checkpoint | None) -> None:
-    """Give the model and the callbacks the state of a checkpoint, or the initial state of a new run."""
+    """Restore the model and the callbacks from a checkpoint, or share the initial weights of a new run."""
     callbacks, reporter = session.callbacks, session.reporter
     callbacks.run("on_train_begin")
     if chosen is None:
@@ -414,7 +414,7 @@ def _set_state(session: RankSession, chosen: Checkpoint | None) -> None:
 
 
 def _share_weights(session: RankSession) -> None:
-    """Send rank 0's initial weights to all ranks: equal seeds give equal weights only on equal machines."""
+    """Send rank 0's initial weights to all ranks, because equal seeds give equal weights only on equal machines."""
     named = session.named.values()
     values = [np.array(v.numpy() if hasattr(v, "numpy") else v) for v in named]
     for variable, value in zip(named, session.group.broadcast(values), strict=True):
@@ -423,12 +423,12 @@ def _share_weights(session: RankSession) -> None:
 
 
 def _make_callbacks(session: RankSession, step: int | None, held: regroup.HeldState | None = None) -> Callbacks:
-    """Make the user's callbacks.
+    """Create the user's callbacks.
 
     Args:
-        session: this rank.
+        session: this rank's session.
         step: the step from which the run continues; None for a new run.
-        held: the state of the ranks that train already, if this one joins later.
+        held: the state of the ranks that already train, if this rank joins them.
     """
     job, reporter = session.job, session.reporter
     later_files.take_default(*job.code.get().writer)
@@ -454,12 +454,12 @@ def _make_callbacks(session: RankSession, step: int | None, held: regroup.HeldSt
 def _make_ready(
     session: RankSession, tiers: Tiers, tier: str, rows: StepRows | None, is_described: bool = False
 ) -> None:
-    """Make what the rank needs to train, once the model has the state of the run.
+    """Create the objects that the rank needs to train, after the model has the state of the run.
 
     Args:
         tier: the tier of the state.
-        rows: rows of the log of steps that only memory has.
-        is_described: whether this process has stored the description of the model.
+        rows: rows of the step log that exist only in memory.
+        is_described: whether this process has already stored the description of the model.
     """
     session.origin, session.memory = (session.state.step, tier), tiers.memory
     session.live = _live_state(session, rows, is_described)
@@ -474,18 +474,18 @@ def _make_ready(
 
 
 def _live_state(session: RankSession, rows: StepRows | None, is_described: bool) -> LiveState:
-    """Create the state that checkpoints are made from; its log starts with the rows that only memory has."""
+    """Create the state that checkpoints save; its step log starts with the rows that exist only in memory."""
     group, named, reporter = session.group, session.named, session.reporter
     log = StepLog(session.storage, session.place.attempt, session.step.digests)
     if rows is not None:
         log.restore(rows)
     note = AttemptNote(session, is_described)
     if group.rank == 0:
-        # In a thread, so that slow or unavailable storage does not delay a restart. Each save does it again.
+        # A thread, because slow or unavailable storage must not delay a restart. Each save tries again.
         threading.Thread(target=_call_ignoring_storage, args=[note], daemon=True, name="raytf-note").start()
     keeps_best = session.config.checkpoints.keep_best is not None
     most = memory_needs.held(variables.size_of(named), group.world_size, keeps_best)
-    # A source of batches that are made while the run trains need not keep those before a checkpoint.
+    # A source of live batches need not keep the batches before a checkpoint.
     source = session.sources.train
     fetch = source.fetch if isinstance(source, LiveBatches) else None
     on_saved = fetch.saved if isinstance(fetch, FeedClient) else (lambda step: None)
@@ -516,7 +516,7 @@ def _checkpointer(session: RankSession, tiers: Tiers) -> Checkpointer:
         replicas = Replicas(
             session.group,
             session.named,
-            # A wrong variable of the optimizer shows in the weights only after a later update, too late for exact mode.
+            # A wrong optimizer variable shows in the weights only after a later update, too late for exact mode.
             session.digest(with_optimizer=is_exact).value,
             is_exact,
             reporter.say,
@@ -528,14 +528,14 @@ def _checkpointer(session: RankSession, tiers: Tiers) -> Checkpointer:
 
 
 class AttemptNote:
-    """Stores that an attempt has begun, and the description of the model that an export needs; rank 0 calls it.
+    """Writes an attempt's record, and the description of the model that an export needs; only rank 0 calls it.
 
     Args:
-        session: this rank, whose attempt has begun.
-        is_described: whether this process has stored the description before.
+        session: this rank's session, whose attempt has begun.
+        is_described: whether this process has already stored the description.
 
     Attributes:
-        is_described: whether the description, which may be large, is stored.
+        is_described: whether the description, which may be large, has been stored.
     """
 
     def __init__(self, session: RankSession, is_described: bool):

@@ -1,10 +1,10 @@
-"""A dump of one step for people: its records, their losses, gradients, and weights before and after it.
+"""Dumps one step for people: its records with their losses, its gradients, and the weights before and after it.
 
 step.json            step, epoch, loss, learning rate, norm of the gradient, digest
-records.csv          number in the source (or place in a batch that a program has made), loss and label of each
-                     record, the highest loss first
-batch.npz            the same records in that order: numbers, losses, and each array of the batch
-images/001-R.png     pictures of the first ones, where they are pictures, by their place in the list and their number
+records.csv          number in the source (or place in a batch that a program made), loss and label of each record,
+                     with the highest loss first
+batch.npz            the same records in the same order: numbers, losses, and each array of the batch
+images/001-R.png     the first records, if they are pictures, named by place in the list and record number
 gradients.csv        norm of each weight's gradient, the largest first
 before.npz after.npz all variables of the model
 """
@@ -27,9 +27,9 @@ from raytf.distributed import step_digest
 from raytf.training.session import RankSession
 from raytf.training.step.step import StepOutcome
 
-#: Pictures, at most.
+#: The most pictures that are written.
 _IMAGES = 64
-#: The error of a model with a custom train_step, which has no loss for a single record.
+#: Errors of a model with a custom train_step that cannot compute the loss of a single record.
 _NO_LOSS = (TypeError, ValueError, NotImplementedError, tf.errors.OpError)
 
 
@@ -37,7 +37,7 @@ class StepDump:
     """Writes a step to a folder.
 
     Args:
-        folder: on this machine; it is made.
+        folder: folder on this machine, which is created.
     """
 
     def __init__(self, folder: str):
@@ -45,7 +45,7 @@ class StepDump:
         os.makedirs(folder, exist_ok=True)
 
     def before(self, session: RankSession, call: CallBatch) -> None:
-        """Write what is known before the step of a call is made; this rank has all of its shards."""
+        """Write the weights and records before the step of a call; this rank has all shards of the step."""
         model = session.model
         self._weights("before.npz", model)
         numbers, batch = _records(session.pipeline, call)
@@ -54,7 +54,7 @@ class StepDump:
         self._batch(numbers[order], losses[order], tree.map_leaves(lambda leaf: leaf[order], batch))
 
     def after(self, session: RankSession, call: CallBatch, outcome: StepOutcome) -> None:
-        """Write what the step has made."""
+        """Write the weights and gradients after the step, and its numbers."""
         self._weights("after.npz", session.model)
         gradients = session.step.named_gradients(outcome)
         norms = {path: float(np.linalg.norm(np.asarray(g, np.float64))) for path, g in gradients.items()}
@@ -104,8 +104,8 @@ class StepDump:
 
 
 def _records(pipeline: Pipeline, call: CallBatch) -> tuple[np.ndarray, Any]:
-    """Return, for a call of one step, the records' numbers in the source [n], or their places in a batch that a program
-    has made, and the batch with leaves [n, ...]."""
+    """Return the records of a call with one step: their numbers in the source [n], or their places in a batch that a
+    program made, and the batch with leaves [n, ...]."""
     counts = np.asarray(call.counts).reshape(-1)
     numbers = pipeline.numbers(call.start)
     leaves = []
@@ -117,7 +117,7 @@ def _records(pipeline: Pipeline, call: CallBatch) -> tuple[np.ndarray, Any]:
 
 
 def _losses(model: keras.Model, batch: Any) -> np.ndarray:
-    """Return [n] float64 loss of each record by itself, as validation computes it; NaN where the model has none."""
+    """Return the loss of each record, [n] float64, as validation computes it; NaN if the model has none."""
     count = len(tree.flatten(batch)[0][1])
     losses = np.full(count, np.nan)
     for i in range(count):
@@ -132,7 +132,7 @@ def _losses(model: keras.Model, batch: Any) -> np.ndarray:
 
 
 def _visible(picture: np.ndarray) -> np.ndarray:
-    """Return the bytes of a picture, whose numbers may have any range."""
+    """Return a picture as uint8, scaled from the range of its numbers."""
     if picture.dtype == np.uint8:
         return picture
     values = picture.astype(np.float64)

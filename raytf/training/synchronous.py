@@ -1,6 +1,6 @@
 """Synchronous training: every rank computes its shards of each batch, and gradients are summed over the ranks.
 
-A call has several steps. The input of the next calls is gathered while a call runs, even across the end of an epoch.
+A call runs several steps. The input of the next calls is gathered meanwhile, even across the end of an epoch.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from raytf.training.step import device_placement, learning_rate
 from raytf.training.step.step import StepOptions, StepOutcome, TrainStep
 from raytf.training.step_dump import StepDump
 
-#: Target duration of a call: long enough that its overhead is negligible, short enough to save and stop soon.
+#: Target seconds of a call: long enough that its overhead is negligible, short enough to save and stop quickly.
 _CALL_SECONDS = 0.1
 _MAX_CALL_STEPS = 32
-#: Seconds of a measurement of a single shard.
+#: Seconds for which the duration of a shard is measured.
 _PROBE_SECONDS = 0.05
-#: Seconds between two polls of waiting ranks whether they may train on.
+#: Seconds between two checks of parked ranks whether they are released.
 _PARKED_POLL_SECONDS = 0.1
 Traced = TypeVar("Traced")
-#: Norms whose median is the usual one, and how many it takes at least.
+#: The usual norm is the median of at most, and of at least, this many norms.
 _NORMS, _LEAST_NORMS = 50, 10
-#: Bits of a tensor's largest value below which the error of random values is about a tenth of them, as measured.
+#: If a tensor's largest value has fewer bits than this, the measured error of random values is above about 10 %.
 _BITS = 5.7
 
 
@@ -68,8 +68,8 @@ class SynchronousExecutor(Executor):
 
     Args:
         config: the run's configuration.
-        arbiter: decides who belongs to the group, where ranks meet again; None where they do not.
-        waits: called again and again while this rank waits for others to meet.
+        arbiter: address of the arbiter that decides who belongs to the group; None if ranks cannot meet again.
+        waits: called repeatedly while this rank waits to meet other ranks.
     """
 
     #: Set by `join`.
@@ -77,7 +77,7 @@ class SynchronousExecutor(Executor):
 
     #: Set by `make_step`.
     _step: TrainStep
-    #: Set by `begin`: this rank, its prefetched calls, and which of them are audited.
+    #: Set by `begin`: this rank's session, its prefetched calls, and its audits.
     _session: RankSession
     _calls: Prefetch
     _audits: Audits
@@ -87,13 +87,13 @@ class SynchronousExecutor(Executor):
     ):
         self._config, self._arbiter, self._waits = config, arbiter, waits
         self._link: ArbiterLink | None = None
-        #: Seconds of a shard on this machine, once they were measured.
+        #: Measured seconds of a shard on this machine; None before the measurement.
         self._shard_seconds: float | None = None
         #: Steps per call; rank 0 decides for all ranks.
         self._call_steps = config.compute.steps_per_call or 1
         #: Kinds of calls that TensorFlow has traced: True for full calls, False for partial ones.
         self._traced: set[bool] = set()
-        #: While a thread traces partial steps beside the first ones.
+        #: The trace of partial steps that a thread makes during the first steps.
         self._rehearsal: Future[bool] | None = None
         self._standing = Standing()
         #: With `--compress-gradients`.
@@ -119,7 +119,7 @@ class SynchronousExecutor(Executor):
     def first_rank(self) -> int | None:
         if self._arbiter is None:
             return int(self._group.rank)
-        # A worker that joins a group that trains has nothing to say that was not said before.
+        # A worker that joins a training group would only repeat earlier reports.
         return 0 if not self.is_late and _train_rank().rank == 0 else None
 
     def join(self) -> Group:
@@ -147,24 +147,24 @@ class SynchronousExecutor(Executor):
                 generation, place = self._link.join(address, seat.size, seat.rank)
             try:
                 self._group.meet_again(place)
-            except WorkerLostError as error:  # a rank is lost while they meet
+            except WorkerLostError as error:  # a rank is lost while the ranks meet
                 self._link.member.not_met(generation, error.unreached)
                 continue
-            except tf.errors.OpError:  # a rank is lost in their first sum
+            except tf.errors.OpError:  # a rank is lost in the first sum
                 self._link.member.not_met(generation, (), are_connected=True)
                 continue
             self._link.member.met()
             return generation
 
     def want(self, workers: int) -> None:
-        """Ask for a group with another number of workers, also if it has not met yet."""
+        """Request a group with another number of workers, even before the ranks have met."""
         if self._link is not None:
             self._link.want(workers)
 
     def take_shards(self, pipeline: Pipeline) -> None:
         self._step.take(pipeline.shards)
         if not self._step.can_go_on:
-            self._traced.clear()  # it has other graphs now
+            self._traced.clear()  # the step has new graphs now
 
     def ended(self, result: dict[str, Any] | None) -> dict[str, Any] | None:
         if self._link is None:
@@ -210,7 +210,7 @@ class SynchronousExecutor(Executor):
         identity = exact.admit(
             self._step, session.pipeline, self._config.batch.seed, session.group, session.job.augment
         )
-        if session.group.devices.is_home_apart:  # an update on a CPU has other last bits than one on a GPU
+        if session.group.devices.is_home_apart:  # an update has different last bits on a CPU than on a GPU
             identity["updates"] = "made on the host's CPU"
         return identity
 
@@ -225,7 +225,7 @@ class SynchronousExecutor(Executor):
 
     def begin(self, session: RankSession) -> None:
         self._session = session
-        # Ranks that have just joined start with these values, and all ranks must make calls of the same steps.
+        # New ranks start with these values, and the calls of all ranks must have the same steps.
         self._flags, self._call_steps = vector({}), self._config.compute.steps_per_call or 1
         node = ray.get_runtime_context().get_node_id()
         self._audits = Audits(session, self._step, steps_between(self._config.compute), self._standing, node)
@@ -252,7 +252,7 @@ class SynchronousExecutor(Executor):
             self._end_rehearsal()
 
     def _end_rehearsal(self) -> None:
-        """Wait for the graph of partial steps, before callbacks or evaluations may trace the model."""
+        """Wait for the graph of partial steps, because callbacks or evaluations may trace the model next."""
         rehearsal, self._rehearsal = self._rehearsal, None
         if rehearsal is not None:
             with self._session.heartbeat.doing(Activity.TRACE):
@@ -290,7 +290,7 @@ class SynchronousExecutor(Executor):
             if not self._step.can_go_on:
                 raise WorkerLostError(f"{session.group.loss}, in the middle of a step") from None
             outcome = self._step.made()
-            if len(outcome.losses):  # not the last one, which failed
+            if len(outcome.losses):  # the steps before the one that failed
                 made = dataclasses.replace(call, stop=call.start + len(outcome.losses), full=True)
                 self._note(made, outcome, time.perf_counter() - began)
             raise RegroupError(session.group.loss) from None
@@ -298,7 +298,7 @@ class SynchronousExecutor(Executor):
         self._note(call, outcome, time.perf_counter() - began)
         self._flags = outcome.flags
         if is_first and self.meets_again and False not in self._traced:
-            # At an epoch's end it would prolong the pause after a death, on a busy machine by seconds.
+            # Tracing at an epoch's end would prolong the pause after a death, by seconds on a busy machine.
             self._rehearsal = trace_beside(lambda: self._step.rehearse(full=False))
         if session.callbacks.has_batch_hooks or session.job.dump:
             self._end_rehearsal()
@@ -333,7 +333,7 @@ class SynchronousExecutor(Executor):
         return outcome
 
     def _placement_report(self) -> AbstractContextManager[None]:
-        """Return what reports the placement of operations, where it is wanted of the next call."""
+        """Return a context manager that reports the placement of the next call's operations, if that is requested."""
         session = self._session
         if not self._config.strategy.log_device_placement or session.has_trained:
             return nullcontext()
@@ -342,14 +342,14 @@ class SynchronousExecutor(Executor):
         )
 
     def _call_end(self, step: int, stop: int) -> int:
-        """Return where a call that begins at `step` ends, so that no save or histogram is due inside a call."""
+        """Return the end of a call that begins at `step`, so that no save or histogram is due inside the call."""
         if self._session.job.dump and step < self._session.job.end_step - 1:
-            stop = min(stop, self._session.job.end_step - 1)  # a call of its own for the step that is dumped
+            stop = min(stop, self._session.job.end_step - 1)  # the dumped step gets its own call
         stop = self._audits.call_end(step, stop)
         due = self._session.saving.policy.cadence.every_steps, self._config.run.histograms_every
         steps = self._call_steps
         if self._session.callbacks.batches.each and not self._config.compute.steps_per_call:
-            steps = self._session.model.steps_per_execution  # after which Keras runs the hooks, 1 by default
+            steps = self._session.model.steps_per_execution  # Keras runs the hooks this often
         return min(self._session.plan.call_end(step, steps, stop, boundary) for boundary in due)
 
     def _votes(self, stop: int) -> np.ndarray:
@@ -374,7 +374,7 @@ def _train_rank() -> RankInfo:
 
 
 def call_steps(seconds: float, seconds_per_step: float) -> int:
-    """Return the number of steps per call for calls of about `seconds`: a power of two, so that few sizes occur."""
+    """Return the number of steps for calls of about `seconds`; a power of two, so that only few sizes occur."""
     return 2 ** int(np.log2(max(1.0, min(seconds / seconds_per_step, _MAX_CALL_STEPS))))
 
 
@@ -382,7 +382,7 @@ def check_finite(session: RankSession, call: CallBatch, outcome: StepOutcome) ->
     """Stop the run if a loss or a gradient of the call is NaN or infinite, and no callback handles that.
 
     Raises:
-        NonFiniteLossError: names the first such step of the call.
+        NonFiniteLossError: for the first such step of the call.
     """
     bad = np.flatnonzero(~(np.isfinite(outcome.losses) & outcome.finite))
     if not len(bad) or session.callbacks.batches.take_nan:
@@ -400,7 +400,7 @@ def check_finite(session: RankSession, call: CallBatch, outcome: StepOutcome) ->
 
 
 def after_call(session: RankSession, call: CallBatch, outcome: StepOutcome, seconds: float) -> None:
-    """Record a call that has been trained; from now on the run is at the call's last step.
+    """Record a trained call, and advance the run to the call's last step.
 
     Args:
         seconds: duration of the call, more than 0.
@@ -413,7 +413,7 @@ def after_call(session: RankSession, call: CallBatch, outcome: StepOutcome, seco
     session.live.log.add(call.start + 1, epoch, *columns)
     digests = [each.tobytes() for each in outcome.digests]
     values = list(zip(outcome.losses.tolist(), outcome.learning_rates.tolist(), strict=True))
-    if state.chain:  # a run that began with a raytf that had none has none
+    if state.chain:  # runs of early versions have no chain
         state.chain = step_digest.chained(state.chain, call.start + 1, values, digests)
     session.batch_end = BatchEnd(call.start, session.plan.locate(call.stop - 1)[1])
     end_batch(session)
@@ -429,7 +429,7 @@ def after_call(session: RankSession, call: CallBatch, outcome: StepOutcome, seco
 
 
 def end_batch(session: RankSession) -> None:
-    """Run the callbacks' `on_train_batch_end`, unless it has run; every rank must call it."""
+    """Run the callbacks' `on_train_batch_end` unless it has already run; every rank must call it."""
     callbacks, batch_end = session.callbacks, session.batch_end
     if batch_end is None:
         return
@@ -461,7 +461,7 @@ def _after_first_call(session: RankSession) -> None:
 
 
 def are_histograms_due(session: RankSession) -> bool:
-    """Return whether histograms of weights and gradients are due after the step that was trained last."""
+    """Return whether histograms of weights and gradients are due after the latest step."""
     every = session.config.run.histograms_every
     return session.is_first_rank and bool(every) and session.state.step % every == 0
 
@@ -478,12 +478,12 @@ def write_histograms(session: RankSession, outcome: StepOutcome) -> None:
 
 
 def park(session: RankSession) -> None:
-    """Save the current step because the run stops or the number of workers is about to change, and wait to be ended,
-    replaced or released."""
+    """Save the current step because the run stops or the number of workers is about to change, and wait until this rank
+    is stopped, replaced or released."""
     reporter = session.reporter
     session.show(PARKED)
     saved = session.saving.save_now()
-    # Before the answer: the next group resumes from no checkpoint older than the newest that the driver knows.
+    # Show the save before the reply: the next group resumes from the newest checkpoint that the driver knows, or later.
     session.show(PARKED)
     reporter.answer(saved)
     with session.heartbeat.doing(Activity.PARK):
@@ -493,10 +493,10 @@ def park(session: RankSession) -> None:
 
 
 def trace_beside(trace: Callable[[], Traced]) -> Future[Traced]:
-    """Call a function in a thread, with the global dtype policy of this one: Keras keeps one for each thread.
+    """Call a function in a new thread with this thread's global dtype policy, because Keras keeps one per thread.
 
-    A model can only be traced in one thread at a time: tracing changes what its layers keep. So wait for the result
-    before anything else traces the model.
+    A model can only be traced in one thread at a time, because tracing changes the state of its layers. Wait for the
+    result before anything else traces the model.
     """
     policy = _keras.own_dtype_policy()
 
@@ -513,18 +513,18 @@ def trace_beside(trace: Callable[[], Traced]) -> Future[Traced]:
 
 
 def imprecise_steps(ratio: float, shards: int) -> int:
-    """Return after how many steps compressed gradients of some shards are precise to a tenth again, if those of one
-    step were `ratio` times as large as usual."""
+    """Return the number of steps until compressed gradients have an error below 10 % again, after a step whose
+    gradients were `ratio` times as large as usual."""
     bits = 15 - math.ceil(math.log2(max(2, shards)))
     return max(0, round(math.log2(max(1.0, ratio)) - bits + _BITS))
 
 
 class SpikeWatch:
-    """Watches the norms of the gradients of a run that compresses them, for so many logical shards.
+    """Watches the gradient norms of a run with compressed gradients, and warns if they become imprecise.
 
-    A tensor's exponent rises at once with its largest value, and falls by one with each step: values that are much
-    smaller are rounded to few bits until it has fallen. To let it fall faster would change the bits of runs whose
-    gradients are zero now and then, as those of embeddings are.
+    A tensor's exponent rises at once with its largest value, but falls by only one per step. Until it has fallen, much
+    smaller values are rounded to few bits. A faster fall would change the bits of runs whose gradients are sometimes
+    zero, such as those of embeddings.
     """
 
     def __init__(self, shards: int):
@@ -534,8 +534,12 @@ class SpikeWatch:
         self._imprecise = 0
 
     def inspect(self, first: int, norms: np.ndarray) -> list[str]:
-        """Return a line for the user for each of consecutive steps whose gradients are so large that those after it are
-        imprecise, by their global norms [K], NaN where one is not known; the first step is counted from 1."""
+        """Return a line for the user about each step whose gradients are so large that later ones are imprecise.
+
+        Args:
+            first: the first of the consecutive steps, counted from 1.
+            norms: [K], their global norms; NaN if unknown.
+        """
         lines = []
         for step, norm in enumerate(norms.tolist(), first):
             if not math.isfinite(norm):
@@ -544,8 +548,8 @@ class SpikeWatch:
             count = imprecise_steps(norm / usual, self._shards) if usual else 0
             if count and step > self._imprecise:
                 lines.append(
-                    f"the gradients of step {step} are {norm / usual:,.0f} times as large as usual: with "
-                    f"--compress-gradients, those of about {count} steps after it are off by 10 % or more"
+                    f"the gradients of step {step} are {norm / usual:,.0f} times as large as usual. With "
+                    f"--compress-gradients, the gradients of about {count} later steps have errors of 10 % or more"
                 )
             self._imprecise = max(self._imprecise, step + count if count else 0)
             self._norms.append(norm)

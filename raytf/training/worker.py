@@ -1,4 +1,4 @@
-"""Entry points of a worker process: take a rank, train, and convert errors to those that the driver expects."""
+"""Entry points of a worker process, which takes a rank, trains, and converts errors for the driver."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def run(job: TrainingJob) -> dict[str, Any] | None:
 
     Raises:
         WorkerLostError: another rank was lost; Ray Train starts a new group.
-        RaytfError: any other error, which would occur again in another attempt.
+        RaytfError: any other error; `RaytfError.retryable` is set if another attempt may succeed.
     """
     context = ray.train.get_context()
     with beating(job, context.get_world_rank(), context.get_world_size()) as heartbeat:
@@ -142,7 +142,7 @@ def train(job: TrainingJob, heartbeat: Heartbeat, phases: Phases, executor: Exec
 
     Raises:
         WorkerLostError: another rank was lost; another group can resume the run.
-        RaytfError: any other error, which would occur again in another attempt.
+        RaytfError: any other error; `RaytfError.retryable` is set if another attempt may succeed.
     """
     from raytf.training import startup
     from raytf.training.loop import TrainLoop
@@ -160,7 +160,7 @@ def train(job: TrainingJob, heartbeat: Heartbeat, phases: Phases, executor: Exec
 
 
 def explained(config: TrainConfig, call: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Call a function that trains, and convert its exceptions to those by which the driver decides whether to retry."""
+    """Call a function that trains, and convert its exceptions to those that the driver's retry decision expects."""
     try:
         return call()
     except Exception as error:

@@ -1,1 +1,1 @@
-"""A search over a job's flags on Ray Tune. Knows the driver; the entry is `raytf.tune.tuner`."""
+"""A search over a job's flags on Ray Tune. Uses the driver; the entry is `raytf.tune.tuner`."""

@@ -1,13 +1,13 @@
-"""The files that a search keeps on storage, beside the runs of its trials.
+"""The files that a search keeps in storage, next to the runs of its trials.
 
-    NAME/search/search.json       what is searched; a command that searches something else is refused
-    NAME/search/lease.json        who owns the search now
+    NAME/search/search.json       the identity of the search; a command with another one is refused
+    NAME/search/lease.json        the current owner of the search
     NAME/search/trials/007.json   how a trial ended
-    NAME/trial-007/               a trial's run, as any other; job.log has what its command printed
-    NAME/best/                    the best trial's result and model, and its parameters
+    NAME/trial-007/               a trial's run, like any other; job.log has the output of its command
+    NAME/best/                    the best trial's result, model and parameters
 
-A search needs only these files to continue. Ray Tune's own state is not kept: its restore requires the same number of
-trials and loads pickles from storage, and it silently starts a new search if a kill has truncated the newest state.
+A search needs only these files to continue. Ray Tune's own state is not kept. Its restore requires the same number
+of trials, loads pickles from storage, and silently starts a new search if a kill truncated the newest state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raytf.runs.run_folder import BEST_TRIAL, SEARCH, SEARCH_IDENTITY, TRIAL, TR
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
-#: The names that `raytf.inference.export`, which needs Keras, writes into a run's folder.
+#: Names that `raytf.inference.export` writes into a run's folder, copied here because that module needs Keras.
 _EXPORT, _MODEL_FILES = "export", ("model.keras", "weights.safetensors")
 
 
@@ -47,7 +47,7 @@ class TrialRecord:
         parameters: values of the searched flags.
         value: the metric at the end; None if the trial has none.
         why: the reason why the trial failed or was stopped.
-        history: the metric and `epoch` (from 1) of each epoch, for the scheduler when a command continues the search.
+        history: the number (from 1) and metric of each epoch, for the scheduler when a command continues the search.
         metrics: all metrics at the end.
     """
 
@@ -67,7 +67,7 @@ def run_name(number: int) -> str:
 
 
 def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
-    """Record the identity of a search in its folder; raise a RunMismatchError if it has another one."""
+    """Record the identity of a search in its folder, or raise a RunMismatchError if the folder has another one."""
     before = untrusted_json.read(search, f"{SEARCH}/{SEARCH_IDENTITY}", untrusted_json.values(untrusted_json.text))
     if before is None:
         search.put(f"{SEARCH}/{SEARCH_IDENTITY}", json.dumps(identity, indent=1).encode())
@@ -75,7 +75,7 @@ def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
     difference = differences(before, identity)
     if difference:
         raise RunMismatchError(
-            f"search {name!r} in storage has other settings: {difference}. Repeat the command as it was, or choose "
+            f"search {name!r} in storage has other settings: {difference}. Repeat the earlier command, or choose "
             "another --name."
         )
 
@@ -93,28 +93,28 @@ def read(search: Storage) -> dict[int, TrialRecord]:
         try:
             document = untrusted_json.read(search, f"{SEARCH}/{TRIALS}/{name}", TRIAL_RECORD, untrusted_json.LARGE)
             record = TrialRecord(**{**document, "outcome": TrialOutcome(document["outcome"])})
-        except (DamagedFileError, ValueError, TypeError):  # also for None, or fields that no record has
+        except (DamagedFileError, ValueError, TypeError):  # also if the file disappeared, or has unknown fields
             continue
         records[record.number] = record
     return records
 
 
 def forget(search: Storage, number: int) -> None:
-    """Delete the record of how a trial ended, so that the trial continues."""
+    """Delete the record of a trial's end, so that the trial continues."""
     search.delete(f"{SEARCH}/{TRIALS}/{number:03d}.json")
 
 
 def best(records: dict[int, TrialRecord], goal: MetricObjective) -> TrialRecord | None:
-    """Return the finished trial with the best value; of equal values, the first."""
+    """Return the finished trial with the best value, or the first of several with this value."""
     values = {f"{n:06d}": r.value for n, r in records.items() if r.outcome is TrialOutcome.FINISHED}
     name = goal.best(values)
     return None if name is None else records[int(name)]
 
 
 def keep_best(search: Storage, record: TrialRecord, goal: MetricObjective) -> Storage:
-    """Copy the best trial's result, model and newest checkpoint to `best/`, a run's folder as any other.
+    """Copy the best trial's result, model and newest checkpoint to `best/`, a run's folder like any other.
 
-    The result is copied last: a truncated copy is not a finished run, and the next command copies the trial again.
+    The result is copied last, so that a partial copy is not a finished run, and the next command copies it again.
     """
     run, copy = search.child(run_name(record.number)), search.child(BEST_TRIAL)
     result = run.get(run_log.RESULT)

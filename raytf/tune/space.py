@@ -1,8 +1,8 @@
 """The space of a search: expressions such as `learning_rate=loguniform(1e-4,1e-1)`, and the values of each trial.
 
-The values are a function of the seed, the trial's number and the flag's name alone. A search that continues tries the
-same values, one with more trials starts with the same ones, and the order of `--search` does not count. The
-distributions are Ray Tune's own.
+The values depend only on the seed, the trial's number and the flag's name. A search that continues tries the same
+values, a search with more trials starts with the same ones, and the order of `--search` flags does not matter. The
+distributions are those of Ray Tune.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from raytf.errors import ConfigError, one_line
 
-#: Kind -> what it takes, for people.
+#: Kind -> its arguments, as shown to users.
 KINDS = {
     "uniform": "LOW, HIGH",
     "loguniform": "LOW, HIGH",
@@ -32,7 +32,7 @@ _EXAMPLE = "--search 'learning_rate=loguniform(1e-4,1e-1)'"
 
 @dataclass(frozen=True)
 class Dimension:
-    """A flag, by its name with underscores, and the values that are tried for it: bounds (and step), or a list."""
+    """A flag, named with underscores, and the values to try for it: bounds (and a step), or a list."""
 
     name: str
     kind: str
@@ -50,8 +50,8 @@ class Dimension:
             value = domain.sample(random_state=random)
         except (ValueError, OverflowError) as error:
             raise ConfigError(
-                f"--search '{self.name}={self}': no value can be drawn ({one_line(error, 200)}). Expected bounds that "
-                "are nearer to 0."
+                f"--search '{self.name}={self}': no value can be drawn ({one_line(error, 200)}). Expected bounds "
+                "nearer to 0."
             ) from None
         return value.item() if isinstance(value, np.generic) else value
 
@@ -60,7 +60,7 @@ class Dimension:
 
 
 class SearchSpace:
-    """All flags that are searched, from the texts of `--search`."""
+    """All searched flags, parsed from the values of `--search`."""
 
     def __init__(self, texts: Sequence[str]):
         if not texts:
@@ -81,22 +81,22 @@ class SearchSpace:
 
     @property
     def grid_points(self) -> int | None:
-        """The number of points; None if some are drawn."""
+        """The number of points of the grid; None if some values are drawn."""
         return len(self._points) if all(d.kind == "grid" for d in self.dimensions) else None
 
     def point(self, seed: int, index: int) -> dict[str, Any]:
-        """Return the values of the trial with an index, counted from 0. Grids repeat; other values are drawn."""
+        """Return the values of a trial by its index from 0. Grid points repeat, and other values are drawn."""
         drawn = {d.name: d.sample(seed, index) for d in self.dimensions if d.kind != "grid"}
         values = drawn | self._points[index % len(self._points)]
         return {name: values[name] for name in self.names}
 
     def describe(self) -> dict[str, str]:
-        """Return what is searched as text, by name."""
+        """Return the dimensions as texts, by name."""
         return {d.name: str(d) for d in self.dimensions}
 
 
 def parse(text: str) -> Dimension:
-    """Parse `NAME=KIND(VALUES)`, or say in a ConfigError what is wrong with it."""
+    """Parse `NAME=KIND(VALUES)`, or raise a ConfigError that says what is wrong with it."""
     name, equals, expression = text.partition("=")
     name = name.strip().lstrip("-").replace("-", "_")
     if not equals or not name.isidentifier():
@@ -112,7 +112,7 @@ def parse(text: str) -> Dimension:
         values = tuple(_constant(argument) for argument in call.args)
     except (SyntaxError, ValueError):
         raise ConfigError(
-            f"--search {text!r}: expected {kind}({KINDS[kind]}) with numbers, or words; put others in quotes, such as "
+            f"--search {text!r}: expected {kind}({KINDS[kind]}) with numbers or words; put others in quotes, such as "
             "'a b' or '/data/x'."
         ) from None
     _check(text, kind, values)
@@ -167,7 +167,7 @@ def _check_steps(text: str, low: float, high: float, step: float) -> None:
 
 
 def flags(values: dict[str, Any]) -> list[str]:
-    """Return values as flags of a command."""
+    """Return values as arguments of a command."""
     args = []
     for name, value in values.items():
         flag = name.replace("_", "-")
@@ -179,5 +179,5 @@ def flags(values: dict[str, Any]) -> list[str]:
 
 
 def short(value: Any) -> str:
-    """Return a value for a table."""
+    """Return a value as short text for a table."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The table of a search: live on a terminal, a line for each change elsewhere. No Ray here."""
+"""The table of a search: live on a terminal, elsewhere one line for each change. Does not need Ray."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TrialTable:
         return ["", "trial", "state", *self.names, "epoch", self.goal.metric, "why"]
 
     def cells(self) -> list[list[str]]:
-        """Return a line for each trial; the best one has a star."""
+        """Return the cells of each trial; the best one has a star."""
         finished = {f"{i:06d}": r.value for i, r in enumerate(self.rows) if r.state == TrialOutcome.FINISHED.value}
         best = self.goal.best(finished)
         return [
@@ -74,7 +74,7 @@ class LiveTable(Screen):
         self._shown: list[list[str]] = []
 
     def say(self, message: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays above the table."""
         with contextlib.suppress(OSError):
             super().say(message)
 
@@ -99,7 +99,7 @@ def table(board: TrialTable) -> Table:
 
 
 def epochs_text(count: int) -> str:
-    """Return a number of epochs in words."""
+    """Return a number of epochs as text, such as `2 epochs`."""
     return f"{count} epoch{'' if count == 1 else 's'}"
 
 

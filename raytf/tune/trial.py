@@ -1,4 +1,4 @@
-"""A trial: the job's own command in its own process, the results that it reports to Ray Tune, and how it ends.
+"""A trial: the job's own command in its own process, its reports to Ray Tune, and its end.
 
 The trial's actor reserves no CPU. The run places either all of its workers or none, so a trial that does not fit beside
 the others waits and holds no resources. The actor is pinned to the machine of `raytf tune`, where the job's file is.
@@ -32,13 +32,13 @@ from raytf.tune import search_record
 from raytf.tune.search_record import TrialOutcome, TrialRecord, run_name
 from raytf.tune.table import LiveTable, TrialTable, change_text, epochs_text
 
-#: Seconds after which a trial reports to Ray Tune, even without news: Ray Tune can stop it only between two reports.
+#: The most seconds between two reports of a trial to Ray Tune, which can stop it only between reports.
 _WORD_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 #: Seconds that a command has to save after SIGTERM.
 _SAVE_SECONDS = 130.0
-#: Seconds before a command that may succeed later (exit code 75) or was killed is restarted, and the most restarts of
-#: either kind without a new epoch.
+#: Seconds before a restart of a command that may succeed later (exit code 75) or was killed; the most restarts without
+#: a new epoch, after exit code 75 and after a kill.
 _AGAIN_SECONDS, _AGAIN_TIMES = 3.0, 20
 _KILLED_TIMES = 3
 _PR_SET_PDEATHSIG = 1
@@ -53,7 +53,7 @@ class SearchPlan:
         folder: the working directory of the command.
         points: for each trial, the searched flags with its values, as arguments of the command.
         uri: the search's folder.
-        environment: variables that the command gets in addition to those of the actor.
+        environment: environment variables of the command in addition to the actor's.
         over: trials that ended in an earlier command, by number.
     """
 
@@ -70,7 +70,7 @@ class SearchPlan:
 class TrialRun(tune.Trainable):
     """Ray Tune's view of one trial.
 
-    The result of an epoch has `epoch`, and either `score` or, if the metric is missing, the names of the `known`
+    The result of an epoch has `epoch`, and either `score` or, if the metric is missing, `known`: the names of the other
     metrics. The last result has `outcome`, and `why` if the trial failed.
     """
 
@@ -99,7 +99,7 @@ class TrialRun(tune.Trainable):
         self._start()
 
     def step(self) -> dict[str, Any]:
-        """Return the next result: an epoch, the trial's end, or only its progress if neither has happened."""
+        """Return the next result: an epoch, the trial's end, or else only its progress."""
         deadline = time.monotonic() + _WORD_SECONDS
         while True:
             if self._process is not None:
@@ -114,7 +114,7 @@ class TrialRun(tune.Trainable):
             time.sleep(_POLL_SECONDS)
 
     def cleanup(self) -> None:
-        """Stop the trial for the scheduler or the user; it saves first."""
+        """Stop the command, which saves first; called when the scheduler or the user stops the trial."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.terminate()
@@ -209,7 +209,7 @@ class TrialRun(tune.Trainable):
         self._end = {"outcome": TrialOutcome.FAILED.value, "why": why, "epoch": self._seen}
 
     def _settle(self) -> None:
-        """Store the output of the command, and cancel its resource request."""
+        """Store the output of the command, and cancel the resource request of its run."""
         self._process = None if self._process is None or self._process.poll() is not None else self._process
         with contextlib.suppress(StorageError, OSError):
             self._run.put("job.log", self._log.read_bytes())
@@ -234,18 +234,18 @@ def forget_reservation(run_uri: str) -> None:
 
 
 def _is_rays(name: str) -> bool:
-    """Return whether a variable belongs to a Ray process. A command must not inherit it and pass for that process."""
+    """Return whether a variable is for Ray processes: a command that inherits it would be taken for one of them."""
     own = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "RAY_WORKER", "RAY_CLIENT", "TUNE_", "RAY_TRAIN_")
     return name.startswith(own) or name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
 def _end_with_parent() -> None:
-    # The actor dies with `raytf tune`. The trial's command must then save and exit, too.
+    # The actor dies with `raytf tune`, and the trial's command must then save and exit, too.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class EventStopper(tune.Stopper):
-    """Stops a search when an event is set: Ray Tune then stops all trials, which save first."""
+    """Stops a search when an event is set. Ray Tune then stops all trials, which save first."""
 
     def __init__(self, stop: threading.Event):
         self._stop = stop
@@ -261,8 +261,10 @@ class EventStopper(tune.Stopper):
 
 
 class Watcher(tune.Callback):
-    """Keeps the table and the storage up to date with Ray Tune's trials. A trial that `stop` interrupts is not
-    recorded, so that the next command continues it."""
+    """Updates the table and the storage as Ray Tune's trials change.
+
+    A trial that `stop` interrupts is not recorded, so that the next command continues it.
+    """
 
     def __init__(
         self,
@@ -303,7 +305,7 @@ class Watcher(tune.Callback):
         self._view.show()
 
     def _warn_of_missing_metric(self, number: int, result: dict[str, Any]) -> None:
-        """Warn once, early in the search, that a trial lacks the metric, because such a trial will fail."""
+        """Warn once, early in the search, if a trial lacks the metric: such a trial will fail in the end."""
         metric = self._board.goal.metric
         if "known" in result and not self._has_warned and not metric.startswith("test_"):
             self._has_warned = True

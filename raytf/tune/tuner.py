@@ -1,7 +1,7 @@
 """A search over a job's flags: Ray Tune runs the trials, and each trial is a run of raytf.
 
 Ray Tune decides which trial starts and, with a scheduler, which trial stops early. The search's storage keeps the state
-that must outlive this process (`raytf.tune.search_record`): a repeated command reports the finished trials to Ray Tune,
+that must outlive this process (`raytf.tune.search_record`). A repeated command reports the finished trials to Ray Tune,
 epoch by epoch, and starts the other trials, whose runs continue from their checkpoints.
 """
 
@@ -35,22 +35,22 @@ from raytf.tune.search_record import TrialOutcome, TrialRecord
 from raytf.tune.space import SearchSpace, flags
 from raytf.tune.table import LiveTable, TrialRow, TrialTable
 
-#: Flags of a job that belong to the search.
+#: Flags of a job that the search sets.
 _OURS = [setting.name for setting in every_setting() if InSearch.OWNED in setting.in_search]
 #: Flags that a job must have, so that a trial can be a run and can share the cluster with other trials.
 _NEEDED = [*(setting.name for setting in every_setting() if InSearch.NEEDED in setting.in_search), *_OURS]
-#: Flags that do not change what a trial learns, so a command that continues a search can change them. `identity` adds
-#: back the strategy's flags that must not change.
+#: Flags that do not affect the weights that a trial learns, so a command that continues a search may change them.
+#: `identity` adds back the flags of the strategy that must not change.
 _FREE = {setting.name for setting in every_setting() if not setting.is_fixed_in_search}
-#: Flags that set how many workers a trial has, or into how many parts they split a batch.
+#: Flags that set the number of workers of a trial, or the number of parts into which they split a batch.
 _SIZES = {setting.name for setting in every_setting() if InSearch.SIZES in setting.in_search}
-#: Environment variables that a trial's command gets from this process instead of from Ray. Through the last one, the
-#: workers of a submitted job get the job's files and environment variables.
+#: Environment variables that a trial's command gets from this process instead of from Ray. The last one passes the
+#: files and environment variables of a submitted job to its workers.
 _HANDED_ON = ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 _DESCRIBE_SECONDS = 60.0
-#: The epoch up to which a scheduler has rungs: more epochs than any run has.
+#: The last epoch at which a scheduler may stop trials: more epochs than any run has.
 _MOST_EPOCHS = 10**6
-#: How often a trial's process may fail, as with its node: Ray Tune starts it again, and the run continues.
+#: How often a trial's actor may fail, for example with its node: Ray Tune restarts it, and the run continues.
 _ACTOR_FAILURES = 3
 
 
@@ -60,12 +60,12 @@ class Search:
 
     Attributes:
         texts: the values of `--search`.
-        trials: number of trials; None for all points of a grid, or for 8 trials without a grid.
+        trials: number of trials; None for all points of a grid, or 8 trials if values are drawn.
         fixed: flags of the job that are the same in all trials.
         scheduler: `none` or `asha`.
         parallel: how many trials run at a time; None for as many as fit into the cluster.
-        try_default: whether the first trial takes the job's own values.
-        retry_failed: whether to start trials that failed before once more.
+        try_default: whether the first trial uses the job's own defaults.
+        retry_failed: whether to restart trials that failed in an earlier command.
     """
 
     job: str
@@ -103,7 +103,7 @@ def describe(job: str, args: Sequence[str]) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             raise ConfigError(
                 f"{job} did not report its flags within {_DESCRIBE_SECONDS:.0f} s. Expected a job that ends with "
-                "`raytf.cli(main)`, and does its work in `main`."
+                "`raytf.cli(main)`, and does all work in `main`."
             ) from None
         if values_file.exists():
             return json.loads(values_file.read_text())
@@ -134,13 +134,13 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Trial
                 f"{flag(name)} belongs to the search, which sets it for every trial. Pass --name and --storage to "
                 "`raytf tune` instead."
             )
-    first = points[-1]  # has values of all searched flags; the first trial may have none
+    first = points[-1]  # this trial has values of all searched flags; the first one may have none
     values = describe(search.job, [*search.fixed, *flags(first)])
     own = describe(search.job, search.fixed) if search.try_default else {}
     lacking = [name for name in _NEEDED if name not in values]
     if lacking:
         raise ConfigError(
-            f"{search.job}: the job has no flag {flag(lacking[0])}; its dataclass needs `train: raytf.Flags`, and "
+            f"{search.job}: the job has no flag {flag(lacking[0])}. Its dataclass needs `train: raytf.Flags`, and "
             "`raytf.fit` needs that field as its config."
         )
     config = largest({**values, **own}, points)
@@ -161,7 +161,7 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Trial
         for record in over.values():
             board.settle(record)
         if over:
-            say_first(f"{len(over)} of {trials} trials are over already")
+            say_first(f"{len(over)} of {trials} trials have ended already")
         if len(over) < trials:
             with _cluster(config, search.parallel) as (address, nodes, worker):
                 part = share(config, nodes, worker, trials, search.parallel, space.names)
@@ -186,7 +186,7 @@ def _count(search: Search, space: SearchSpace) -> int:
 
 
 def identity(search: Search, space: SearchSpace, values: dict[str, Any]) -> dict[str, str]:
-    """Return the settings that a command that continues a search must not change, from the values of all job flags."""
+    """Return the settings that must stay the same to continue a search, from the values of all flags of the job."""
     kept = {flag(name): str(value) for name, value in values.items() if name not in _FREE}
     kept |= strategy_identity(TrainConfig.among(values))
     for name in space.names:
@@ -210,9 +210,9 @@ def _cluster(
     config: TrainConfig, parallel: int | None
 ) -> Iterator[tuple[str, list[dict[str, float]], dict[str, float]]]:
     """Connect to Ray, or start it here, and yield its address, the resources of its nodes, and those of one worker."""
-    # raytf has its own messages and files, so turn off Ray Tune's, and its checks of metrics.
+    # raytf has its own messages and files, so turn off those of Ray Tune, and its checks of metrics.
     for name, value in {
-        # Trials have processes that take no CPU; a Ray started here would warn about eight of them on two cores.
+        # The actors of trials reserve no CPU. A Ray started here would warn about eight of them on two cores.
         "RAY_worker_maximum_startup_concurrency": str(max(4, os.cpu_count() or 1)),
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
@@ -311,7 +311,7 @@ def _scheduler(search: Search) -> Any:
 
 @contextmanager
 def _signals(stop: threading.Event, say: Callable[[str], None]) -> Iterator[None]:
-    """Set `stop` at Ctrl-C or SIGTERM in the `with` statement, so that the trials save; exit at a second signal."""
+    """Set `stop` at the first Ctrl-C or SIGTERM, so that the trials save, and exit at the second one."""
 
     def tell(number: int, frame: Any) -> None:
         if stop.is_set():
@@ -328,7 +328,7 @@ def _signals(stop: threading.Event, say: Callable[[str], None]) -> Iterator[None
 
 @dataclass(frozen=True)
 class TrialResources:
-    """The number of trials that run at a time, and the flags with which they fit into the cluster together."""
+    """The number of trials that run at a time, and the flags that make them fit into the cluster together."""
 
     parallel: int
     flags: list[str] = field(default_factory=list)
@@ -352,9 +352,9 @@ def largest(values: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> T
             config.cluster.check()
             configs.append((resources.cpus(config.strategy, config.cluster, config.worker_range[1]), config))
         except ConfigError as error:
-            refused = error  # other trials may be valid; this one reports its error when it runs
+            refused = error  # other trials may be valid; this one reports the error when it runs
         except TypeError:
-            continue  # a word for a flag that takes a number; the trial reports this, too
+            continue  # a word for a flag that takes a number, which the trial reports, too
     if not configs:
         raise refused
     return max(configs, key=lambda pair: pair[0])[1]
@@ -370,9 +370,9 @@ def share(
 ) -> TrialResources:
     """Decide how many trials share the cluster at a time, and how many workers each trial has.
 
-    By default, each trial has its maximum of workers, and as many trials run as fit. If `parallel` is higher, each has
-    at most its part of the cluster, but never fewer workers than its minimum. Its number of logical shards stays that
-    of its maximum, so it learns the same.
+    By default, each trial has its maximum number of workers, and as many trials run as fit. With a higher `parallel`,
+    each trial gets a part of the cluster, but never fewer workers than its minimum. It keeps the number of logical
+    shards of its maximum, so it learns the same weights.
 
     Args:
         config: configuration of the trial that takes the most CPUs.

@@ -29,7 +29,7 @@ from raytf.runs.report.page import document
 from raytf.storage.storage import Storage
 from raytf.ui.gallery import Gallery, keep_fresh, settings
 
-#: Seconds between two checks for changes, and between two signs of life of a stream.
+#: Seconds between two checks for changes, and between two keep-alive comments of a stream.
 _POLL_SECONDS, _LIFE_SECONDS = 0.5, 15.0
 _COOKIE = "raytf-ui"
 _HEADERS = {
@@ -46,8 +46,8 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
     """Return the application.
 
     Args:
-        token: that a browser has to bring, in `?token=` once; without one, only names of the loopback are answered, so
-            that no page of another site can read through a name of its own.
+        token: the token that a browser must pass once, as `?token=`. Without a token, only requests to loopback host
+            names are answered, which prevents DNS rebinding by other sites.
     """
     script = resources.files("raytf.ui").joinpath
 
@@ -82,7 +82,7 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
 
     async def changes_of(request: Request) -> Response:
         name = request.path_params["name"]
-        await run_in_threadpool(gallery.mark, name)  # a name that is none is an error now
+        await run_in_threadpool(gallery.mark, name)  # fail now, not within the stream, if there is no such run
         return _stream(lambda: gallery.mark(name))
 
     routes = [
@@ -101,7 +101,7 @@ def make(gallery: Gallery, token: str | None = None) -> Starlette:
 
 
 class _Guard:
-    """Admits requests that have the token, or that come from this machine, and tells browsers what pages can do."""
+    """Admits requests with the token, or to a loopback host name if there is none, and adds security headers."""
 
     def __init__(self, app: ASGIApp, token: str | None):
         self._app, self._token = app, token
@@ -136,10 +136,10 @@ class _Guard:
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if name in _LOOPBACK:
                 return None
-            return PlainTextResponse("raytf ui answers only at localhost; see --token", 403)
+            return PlainTextResponse("raytf ui answers only requests to localhost. Pass --token to allow others.", 403)
         if any(_is_equal(text, self._token) for text in (query_token, request.cookies.get(_COOKIE), _bearer(request))):
             return None
-        return PlainTextResponse("raytf ui wants its token: open the address that it printed", 401)
+        return PlainTextResponse("The token is missing or wrong. Open the address that raytf ui printed.", 401)
 
 
 def _bearer(request: Request) -> str | None:
@@ -159,7 +159,7 @@ def _refusal(code: int) -> Callable[[Request, Exception], Awaitable[Response]]:
 
 
 def _answers(read: Callable[[str], Any]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers with what a function returns for the run in the path, as JSON."""
+    """Return an endpoint that calls `read` for the run in the path, and responds with the result as JSON."""
 
     async def endpoint(request: Request) -> Response:
         return _json(await run_in_threadpool(read, request.path_params["name"]))
@@ -168,7 +168,7 @@ def _answers(read: Callable[[str], Any]) -> Callable[[Request], Awaitable[Respon
 
 
 def _html(text: str) -> Response:
-    # What others have written may hold halves of characters, which are no text in UTF-8.
+    # Files of other programs may contain lone surrogates, which UTF-8 cannot encode.
     return HTMLResponse(text.encode(errors="backslashreplace"))
 
 
@@ -177,14 +177,14 @@ def _json(value: Any) -> Response:
 
 
 def _stream(read_version: Callable[[], str]) -> StreamingResponse:
-    """Return events that report changes, each with the new version. The function may wait for storage."""
+    """Return a stream of server-sent events, one for each new version. `read_version` may wait for storage."""
 
     async def events() -> AsyncIterator[str]:
         last, quiet = "", 0.0
         while True:
             try:
                 now = await run_in_threadpool(read_version)
-            except RaytfError:  # storage does not answer, or the run is gone
+            except RaytfError:  # storage does not answer, or the run was deleted
                 now = last
             if now != last:
                 last, quiet = now, 0.0
@@ -198,7 +198,7 @@ def _stream(read_version: Callable[[], str]) -> StreamingResponse:
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
-#: Seconds that streams may take to end with the server.
+#: Seconds that open streams have to end when the server stops.
 _END_SECONDS = 1
 
 
@@ -208,8 +208,8 @@ def serve(
     """Serve the runs of a storage.
 
     Args:
-        list_seconds: between two reads of the list.
-        over: set when it should end.
+        list_seconds: seconds between two reads of the list.
+        over: event that stops the reads when it is set.
 
     Raises:
         StorageError: storage refuses.

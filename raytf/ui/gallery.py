@@ -1,4 +1,4 @@
-"""The content of the pages for a storage; read again only if something has changed."""
+"""The contents of `raytf ui`'s pages for a storage, which are read again only after a change."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from raytf.storage.storage import Storage
 _ROW = ("name", "state", "why", "step", "total", "metric", "best", "last", "modified", "problems", "trials")
 #: Points of a run's small curve in the list.
 _SPARK_POINTS = 60
-#: Folders of a run in which a new file means that something has happened.
+#: Folders of a run that get a new or changed file whenever something happens.
 _FOLDERS = (ledger.FOLDER, run_log.STEPS)
-#: Bytes of the log of steps from which a page is shown before they are read.
+#: If the step log has at least this many bytes, the page is shown before the log is read.
 _MANY_BYTES = 2 << 20
-#: Pages, and sightings of runs, that are kept.
+#: The most pages, and the most sightings of runs, that are kept.
 _PAGES, _SIGHTINGS = 8, 256
-#: Seconds between two reads of a run's sign of life in an object store, which is paid for each, and between two lists
-#: of its files while it trains.
+#: Seconds between two reads of a run's heartbeat in an object store, which charges for each read, and between two lists
+#: of the run's files while it trains.
 _STORE_SECONDS, _FILES_SECONDS = 1.0, 3.0
 
 
@@ -44,11 +44,11 @@ class RunPage:
     """A run's page.
 
     Attributes:
-        mark: of what it was drawn of, see `Gallery.mark`.
-        title: of its window.
-        main: HTML.
-        data: that its scripts draw.
-        run: that it shows, where all of it was drawn.
+        mark: version of the run that was drawn, see `Gallery.mark`.
+        title: title of the window.
+        main: contents of the page, as HTML.
+        data: data that its scripts draw.
+        run: the run, if the page is complete; otherwise None.
     """
 
     mark: str
@@ -60,14 +60,14 @@ class RunPage:
 
 @dataclass(frozen=True)
 class _Sighting:
-    """The state of a run when its storage was asked last.
+    """The state of a run when storage was last read.
 
     Attributes:
         files: names, sizes and times of its newest files, as text.
-        sign: its sign of life, as it was read.
-        listed: the run, or the search of the trial, in the list at that time.
-        is_owned: a process owns the run, or has died while it did.
-        listed_at, asked_at: when the files were listed and the sign was read, by the clock.
+        sign: its newest heartbeat, as bytes.
+        listed: the list's entry for the run, or for the search if the run is a trial.
+        is_owned: whether the run has a lease: a process owns it, or died while it did.
+        listed_at, asked_at: when the files were listed and the heartbeat was read, by the gallery's clock.
     """
 
     files: str
@@ -86,7 +86,7 @@ class Gallery:
     """The runs of a storage.
 
     Args:
-        clock: monotonic seconds; injected by tests.
+        clock: returns monotonic seconds; tests inject their own.
     """
 
     def __init__(self, storage: Storage, clock: Callable[[], float] = time.monotonic):
@@ -96,7 +96,7 @@ class Gallery:
         self._rows: list[dict[str, Any]] = []
         self._pages: dict[str, RunPage] = {}
         self._seen: dict[str, _Sighting] = {}
-        #: Changes with the list.
+        #: Increases when the list changes.
         self.version = 0
 
     @property
@@ -125,13 +125,13 @@ class Gallery:
         """Return a run's folder.
 
         Raises:
-            ConfigError: there is none of that name.
+            ConfigError: there is no run with that name.
         """
         self._listed(name)
         return self._storage.child(name)
 
     def _listed(self, name: str) -> ListedRun:
-        """Return a run of the list; for one of a search's trials, the search."""
+        """Return the list's entry for a run; for a trial, that of its search."""
         search, _, trial = name.rpartition("/")
         with self._lock:
             known = self._runs.get(search if re.fullmatch(rf"{TRIAL}[0-9]+", trial) else name)
@@ -140,8 +140,8 @@ class Gallery:
         return known
 
     def mark(self, name: str) -> str:
-        """Return a text that changes when something about a run changes: its first line with what is stored, its second
-        one with the sign of life.
+        """Return a text that changes with the run: the first line with its stored files, the second line with its
+        heartbeat.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
@@ -149,8 +149,8 @@ class Gallery:
         return self._inspect(name).mark
 
     def _inspect(self, name: str) -> _Sighting:
-        """Ask storage how a run is, as little as possible: not at all where no process owned it and the list shows no
-        change, and for the sign of life alone where that says enough."""
+        """Return the state of a run with as few requests as possible: none if no process owned it and the list shows no
+        change, and only one for the heartbeat if that is enough."""
         run, listed, now, known = self.find(name), self._listed(name), self._clock(), self._seen.get(name)
         if known is not None and known.listed is listed:
             if not known.is_owned or (now - known.asked_at < _STORE_SECONDS and not self._storage.is_local):
@@ -175,7 +175,7 @@ class Gallery:
         return seen
 
     def head(self, name: str) -> RunPage:
-        """Return the top of a run's page, with the newest sign of life and without data to draw.
+        """Return the top of a run's page, with the newest heartbeat and without data to draw.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
@@ -189,7 +189,7 @@ class Gallery:
         return RunPage(seen.mark, f"{name}: {run.state}", page.head(run), {})
 
     def first_page(self, name: str) -> RunPage:
-        """Return a run's page at once. If there are many steps, they are left out until `page` has read them.
+        """Return a run's page without a long wait: if its step log is large, the page leaves the steps out.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
@@ -207,13 +207,13 @@ class Gallery:
         return replace(history.load(self.find(name).uri), name=name)
 
     def page(self, name: str) -> RunPage:
-        """Return a run's page, drawn again if something that is stored has changed.
+        """Return a run's page, which is drawn again if a stored file has changed.
 
         Raises:
             ConfigError, StorageError: there is no such run, or storage refuses.
         """
         mark = self.mark(name)
-        with self._drawing:  # of two that ask at once the second gets what the first has drawn
+        with self._drawing:  # of two simultaneous requests, the second gets the page that the first has drawn
             known = self._drawn(name, mark)
             if known is not None:
                 return known
@@ -226,8 +226,8 @@ class Gallery:
             return made
 
     def _drawn(self, name: str, mark: str) -> RunPage | None:
-        """Return a run's page as it was drawn last, if nothing that is stored has changed since: a sign of life changes
-        only its head."""
+        """Return the last drawn page of a run if no stored file has changed since. A heartbeat changes only the top of
+        the page."""
         known = self._pages.get(name)
         return known if known is not None and known.mark.partition("\n")[0] == mark.partition("\n")[0] else None
 
@@ -250,11 +250,11 @@ class Gallery:
 
 
 def settings(run: History) -> dict[str, str]:
-    """Return all settings of a run by name, as one table; each value within an object of JSON has a name of its own."""
+    """Return all settings of a run by name. Each entry of a JSON object becomes a setting with its own name."""
     table: dict[str, str] = {}
     for name, text in {**run.made_with, **run.changed, **run.settings}.items():
         before, brace, inner = text.partition("{")
-        with contextlib.suppress(ValueError):  # a text that only looks like JSON is shown as it is
+        with contextlib.suppress(ValueError):  # text that only looks like JSON is shown unchanged
             values = untrusted_json.decode((brace + inner).encode())
             table |= {f"{name}, {key}": _short(value) for key, value in values.items()}
             text = before.strip()
@@ -268,7 +268,7 @@ def _short(value: Any) -> str:
 
 
 def _sign(run: Storage) -> bytes:
-    """Read the newest sign of life of a run, in one request; empty if there is none that can be read."""
+    """Read a run's newest heartbeat, in one request; empty if there is none or it is damaged."""
     try:
         version = run.get_version(f"{ledger.FOLDER}/{ledger.LIVE}")
     except DamagedFileError:
@@ -277,7 +277,7 @@ def _sign(run: Storage) -> bytes:
 
 
 def row(run: Run) -> dict[str, Any]:
-    """Return a run of the list, as JSON."""
+    """Return a run's row in the list, as JSON."""
     curve = [] if run.metric is None else [v for e in run.epochs if isinstance(v := e.get(run.metric), float)]
     return {
         **{name: getattr(run, name) for name in _ROW},
@@ -293,11 +293,11 @@ def _thin(values: Sequence[float]) -> list[float]:
 
 
 def keep_fresh(gallery: Gallery, seconds: float, over: threading.Event) -> None:
-    """Read the list again and again; a storage that does not answer is asked again."""
+    """Refresh the list until `over` is set, and continue after storage errors."""
     while not over.wait(seconds):
         began = time.monotonic()
         try:
             gallery.refresh()
         except StorageError:
             over.wait(seconds)
-        over.wait(min(30.0, 2 * (time.monotonic() - began)))  # a third of the time at most
+        over.wait(min(30.0, 2 * (time.monotonic() - began)))  # reads take a third of the time at most

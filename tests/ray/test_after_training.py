@@ -239,9 +239,9 @@ def test_a_cluster_serves_too_and_nobody_deletes_what_another_serves(
     two = None
     try:
         for flags, text in (
-            ((str(run), "--port", str(free_port())), f"runs on this cluster already, on port {one.port}"),
-            ((str(run), "--name", "other", "--port", str(one.port)), "serves the application 'raytf-digits' already"),
-            ((str(broken), "--port", str(one.port)), "What is served stays as it is"),
+            ((str(run), "--port", str(free_port())), f"already runs on this cluster, on port {one.port}"),
+            ((str(run), "--name", "other", "--port", str(one.port)), "already serves the application 'raytf-digits'"),
+            ((str(broken), "--port", str(one.port)), "The running application stays as it is"),
             ((str(run), "--port", str(one.port), "--cpus-per-replica", "99"), "a replica needs 99 CPU"),
         ):
             refused = subprocess.run(
@@ -252,7 +252,7 @@ def test_a_cluster_serves_too_and_nobody_deletes_what_another_serves(
             assert one.ask("/healthz", token=None) == (200, {"status": "ok", "model": "digits", "version": "1"})
         two = serving(tmp_path / "two.log", run, "--version", 2, port=one.port, **address)
         assert one.job.ended() == 0
-        assert "another command serves it now" in one.job.output
+        assert "another command has replaced it" in one.job.output
         assert two.ask("/healthz", token=None) == (200, {"status": "ok", "model": "digits", "version": "2"})
         two.job.process.send_signal(signal.SIGINT)
         assert two.job.ended() == 0

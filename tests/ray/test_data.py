@@ -81,7 +81,7 @@ def test_a_run_on_a_ray_dataset_goes_on_with_the_records_that_it_began_with(star
     run = tmp_path / "runs" / "a"
     flags = ("--workers", 1, "--global-batch-size", 100, "--storage", tmp_path / "runs", "--run", "a")
     output = start_there(RAY_DATASET, *flags, "--epochs", 1).wait()
-    assert f"the Ray Dataset is written to {run / 'data' / 'train'} as Parquet, once, and read from there" in output
+    assert f"the Ray Dataset is written once to {run / 'data' / 'train'} as Parquet, and read from there" in output
     records = ParquetSource(str(run / "data" / "train"))
     x, y = records.take(np.arange(records.records))
     assert (x.shape, y.tolist()) == ((1200, 4), (x.sum(1) > 2).astype(int).tolist())

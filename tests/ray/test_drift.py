@@ -21,7 +21,7 @@ def test_two_workers_that_drift_apart_go_back_to_where_they_agreed(start: Callab
     flags += ("--storage", tmp_path, "--no-warm-workers")
     output = start(DRIFTING, *flags, "--run", "a", "--mark", tmp_path / "flipped").wait()
     assert (tmp_path / "flipped").exists()
-    assert "nobody can say which are right; the run goes back to where all agreed; starting again" in output
+    assert "no majority shows which are right; the run goes back to the last agreed step; starting again" in output
     assert "restored step" in output
     events = ledger.read(Storage(str(tmp_path / "a")))
     [drift] = [event for event in events if event["kind"] == "replicas"]

@@ -68,7 +68,7 @@ def test_another_rate_is_refused(start_there, finished):
     for other, words in OTHER.items():
         refused(start_there, finished, other, words)
     beside = start_there(VARIANTS, *flags(finished), "--other", "rate", "--new").wait()
-    assert "--new starts run a-2; to continue it later, replace --run a and --new by --run a-2" in beside
+    assert "--new starts run a-2; to continue it later, replace --run a and --new with --run a-2" in beside
     assert f"sha: {result_of(finished / 'a-2')['weights_sha256']}" in beside
     assert f"sha: {result_of(finished / 'a')['weights_sha256']}" not in beside
     # A run of an older raytf, which stored less of itself: what there is counts.

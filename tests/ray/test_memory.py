@@ -191,7 +191,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     assert [g.step for g in held()] == [30]
     assert snapshots.load(held()[0]).tensors["w"].tolist() == [30] * 1000
     assert len(said) == 1
-    assert "is gone" in said[0]
+    assert "memory died, and its copies are lost" in said[0]
 
     # One that answers nobody holds nothing for anybody, and stands in the way of another one.
     (place,) = held()[0].holders.values()

@@ -141,7 +141,7 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
             machines[third].notice(60)
             told = time.monotonic()
             # A checkpoint may come beside it: of a group that starts again one is due.
-            job.until(lambda: "saving, and training on until it goes" in job.output, PATIENCE)
+            job.until(lambda: "saving, then training until it goes" in job.output, PATIENCE)
             job.until(lambda: manifests(folder)[-1] > before, PATIENCE)
             print(f"saved {time.monotonic() - told:.1f} s after a notice that could not be followed")
             saved = manifests(folder)[-1]
@@ -174,7 +174,7 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
         assert output.count(words) == 1, output
     assert output.count("notice for node ") == 3
     assert output.count("is gone, as announced; starting again") == 1
-    assert "at least 1 are wanted: saving, and training on until it goes" in output
+    assert "at least 1 are needed: saving, then training until it goes" in output
     assert "workers were lost" not in output
     book = ledger.read(Storage(str(folder)))
     kinds = Counter(event["kind"] for event in book)

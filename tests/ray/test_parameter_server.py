@@ -68,7 +68,7 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     assert "restored" not in run.output
     assert run.output.count("2 workers, 1 parameter server and the coordinator, parameter-server") == 1
     assert all(f" {task} " in run.output for task in ("chief 0", "ps 0", "worker 0", "worker 1"))
-    run.until(lambda: ", started again" in run.output)  # the table of the one that is back comes after that line
+    run.until(lambda: ", restarted" in run.output)  # the table of the one that is back comes after that line
 
     run.until(lambda: manifests(folder)[-1:] >= [134], PATIENCE)
     saved = manifests(folder)[-1]
@@ -107,7 +107,7 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
 
     refused = start(MNIST_JOB, *flags[:2], "--epochs", 3, "--global-batch-size", 128, *flags[-6:])
     assert refused.ended() == 2
-    assert "was made with --strategy parameter-server, and this command has a synchronous strategy" in refused.output
+    assert "was made with --strategy parameter-server, but this command has a synchronous strategy" in refused.output
 
 
 def test_a_line_is_found_and_the_run_saves_when_it_is_told_to_stop(start_there: Callable[..., Job], tmp_path: Path):

@@ -77,7 +77,7 @@ def test_what_there_is_to_see_of_a_step_names_the_poisoned_record(tmp_path: Path
     subprocess.run([sys.executable, "-c", program], check=True)
     again = replay(tmp_path / "a", "--step", step, "--dump", tmp_path / "seen", "--", *command)
     assert again.returncode == 2
-    assert "is empty or not there yet" in again.stderr
+    assert "is empty or does not exist" in again.stderr
 
 
 @pytest.mark.slow  # tests/unit/audit/test_step_replay.py has what is compared
@@ -97,7 +97,7 @@ def test_losses_of_sums_of_floats_are_compared(tmp_path: Path):
     ("flags", "says"),
     [
         (("--step", 0), "--step 0: expected a number, 1 or more"),
-        (("--step", 400), "has noted 3 steps"),
+        (("--step", 400), "has recorded 3 steps"),
     ],
 )
 def test_what_cannot_be_compared_is_said_before_anything_is_started(tmp_path: Path, flags, says: str):
@@ -121,5 +121,5 @@ def test_nothing_that_a_folder_records_is_run(tmp_path: Path, name: str, words: 
     start_command.write(run, StartCommand(tuple(word.format(evil=evil) for word in words), str(tmp_path)))
     done = replay(tmp_path / "a", *(["--step", 2] if name == "replay" else []), cwd=tmp_path, name=name)
     assert done.returncode == 2
-    assert "what a run's folder records is never run" in done.stderr
+    assert "never a command from the run's folder" in done.stderr
     assert not (tmp_path / "ran").exists()

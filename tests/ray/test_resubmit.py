@@ -57,7 +57,7 @@ def test_a_run_outlives_a_head_without_state(tmp_path: Path):
             job.until(lambda: manifests(folder), PATIENCE)
             cluster.restart_head()
             output = job.wait(PATIENCE)
-    assert "the head was started again and does not know the job; submitting it again in " in output
+    assert "the head restarted and does not know the job; submitting it again in " in output
     assert len(re.findall(r"submitted as job raytf-a-\w+-[01]$", output, re.MULTILINE)) == 2
     assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, STEPS + 1))
 
@@ -99,7 +99,7 @@ def test_a_run_outlives_its_driver_and_its_head(tmp_path: Path):
     begun, again, last = (attempt["from_step"] for attempt in attempts(folder))
     assert 0 == begun < first <= again <= last == second < STEPS
     assert f"restored step {second} from checkpoint" in output
-    assert "the job died with its head, though Ray still says RUNNING; submitting it again in " in output
+    assert "the job died with its head, though Ray still reports RUNNING; submitting it again in " in output
     assert len(re.findall(r"submitted as job raytf-a-\w+-[012]$", output, re.MULTILINE)) == 3
     assert result_of(folder)["steps"] == STEPS
     assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, STEPS + 1))

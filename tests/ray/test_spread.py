@@ -37,7 +37,7 @@ def test_no_part_is_lost_or_counted_twice_while_workers_and_nodes_change(tmp_pat
             job.until(lambda: "a worker was lost in part 5; another one computes it" in job.output)
             mark.touch()
             output = job.wait()
-    assert "; 2 begun again after a worker was lost" in output
+    assert "; 2 started again after a worker was lost" in output
     assert output.splitlines()[-1] == f"sum: {sum(number(part) for part in range(80)).hex()}"
 
 
@@ -51,7 +51,7 @@ def test_a_part_that_ends_its_worker_once_is_computed_again(start_there, tmp_pat
     ("number", "code", "says"),
     [
         (signal.SIGTERM, 143, "4 of 8 parts, 2 workers"),
-        pytest.param(signal.SIGINT, 130, "interrupted; the same command begins again.", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, "interrupted; the same command starts over.", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_the_work_in_order(start_there, tmp_path: Path, number: signal.Signals, code: int, says: str):
@@ -67,7 +67,7 @@ def test_a_signal_ends_the_work_in_order(start_there, tmp_path: Path, number: si
     [
         (("--fault", "raises"), EXIT_FAILED, "error: part 3 raised ZeroDivisionError: no darts (/"),
         (("--fault", "refuses"), EXIT_REFUSED, "error: there are no darts"),
-        (("--fault", "exits"), EXIT_REFUSED, "error: part 3 has ended 5 workers, one after another; the last one: "),
+        (("--fault", "exits"), EXIT_REFUSED, "error: 5 workers died while they computed part 3; the last one: "),
         (("--fault", "unpicklable"), EXIT_REFUSED, "error: the function or a part cannot be sent to the workers: "),
         (("--fault", "unpicklable-part"), EXIT_REFUSED, "error: the function or a part cannot be sent to the workers"),
         (("--workers", "0"), EXIT_REFUSED, "error: --workers 0: expected a number"),

@@ -72,8 +72,8 @@ def test_a_driver_saves_before_other_signals_end_it_too(tmp_path: Path, there: d
     else:
         # The last line is the one that says how to go on.
         assert output.endswith(
-            "left: the terminal is gone (SIGHUP), saved\n"
-            "the terminal is gone (SIGHUP): saved; the same command continues from the last checkpoint\n"
+            "left: the terminal was closed (SIGHUP), saved\n"
+            "the terminal was closed (SIGHUP): saved; the same command continues from the last checkpoint\n"
         )
         assert code == 128 + signal.SIGHUP
 

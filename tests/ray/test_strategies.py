@@ -130,7 +130,7 @@ def test_workers_know_their_rank_and_only_rank_0_starts_writes_and_decides(tmp_p
 def test_what_the_cluster_does_not_have_is_refused_before_a_worker_starts(start_there, tmp_path: Path):
     refused = {
         ("--strategy", "tpu"): "error: --strategy tpu: no node of this cluster has a TPU",
-        ("--communication", "nccl"): "error: --communication nccl: NCCL adds gradients between GPUs",
+        ("--communication", "nccl"): "error: --communication nccl: NCCL sums gradients between GPUs",
         ("--strategy", "mirrored", "--logical-devices", "64"): "error: --strategy mirrored is one worker with 64 CPU",
     }
     common = ("--data", "digits", "--storage", tmp_path, "--global-batch-size", "128", "--logical-shards", "64")

@@ -102,7 +102,7 @@ def test_ctrl_c_leaves_the_job_running_and_a_stopped_job_has_saved_first(cluster
     at_option = command.index("--")
     command[at_option:at_option] = ["--stop-on-interrupt"]
     with Job(command, tmp_path / "second.log", environment(RAY_AUTH_MODE="disabled")) as job:
-        job.until(lambda: f"job {name} runs this command already" in job.output, PATIENCE)
+        job.until(lambda: f"job {name} already runs this command" in job.output, PATIENCE)
         job.until(lambda: json.loads(status.read_text())["step"] > at, PATIENCE)
         job.until(lambda: "epoch 1: " in job.output, PATIENCE)  # the log, from its beginning
         assert max(manifests(tmp_path / "a")) < 20
@@ -146,7 +146,7 @@ def test_only_what_died_is_submitted_again(cluster: dict[str, str]):
         mark = ("--env", f"MARK={folder}/mark", "--max-resubmits", "2")
         code, output = submitted(address, *mark, "--command", command)
     assert (code, output.count("submitted as job ")) == (1, 3), output
-    assert "its run is still another process's; submitting it again in " in output
+    assert "another process still owns its run; submitting it again in " in output
     assert "the job's driver was killed (SIGKILL), after 2 resubmissions in a row; job " in output
 
 

@@ -93,7 +93,7 @@ def test_a_search_that_was_killed_goes_on_and_tells_of_all_its_trials(
     assert manifests(best) == [360]
 
     again = search(*asked, **there).wait(PATIENCE)
-    assert "4 of 4 trials are over already" in again
+    assert "4 of 4 trials have ended already" in again
     assert rows(again) == table
     assert len(attempts(folder / "trial-000")) == 2
 
@@ -113,7 +113,7 @@ def test_a_search_that_is_killed_midway_beats_the_default_within_8_trials(search
 
     output = search(*asked).wait(2 * PATIENCE)
     after, table = records(folder), rows(output)
-    assert f"{len(before)} of 8 trials are over already" in output
+    assert f"{len(before)} of 8 trials have ended already" in output
     assert {n: after[n] for n in before} == before, "trials that were over were run again"
     assert all(len(attempts(folder / f"trial-{n:03d}")) == 1 for n in before)
     assert [record["outcome"] for record in after.values()] == ["finished"] * 8
@@ -127,7 +127,7 @@ def test_a_search_that_is_killed_midway_beats_the_default_within_8_trials(search
 
     # More trials go on with the same ones.
     more = search(*[9 if a == 8 else a for a in asked]).wait(PATIENCE)
-    assert "8 of 9 trials are over already" in more
+    assert "8 of 9 trials have ended already" in more
     assert {n: record for n, record in records(folder).items() if n < 8} == after
     assert records(folder)[8]["parameters"]["learning_rate"] not in rates
 

@@ -53,8 +53,8 @@ def frozen() -> keras.Model:
         (uncompiled, ModelError, ("not compiled", "model.compile")),
         (lambda: compiled(optimizer=None), ModelError, ("without an optimizer", "model.compile(optimizer=...)")),
         (lambda: compiled(loss=None), ModelError, ("without a loss", "self.add_loss(...)")),
-        (lambda: compiled(5), DataError, ("does not take the data", "(8,)", "(None, 5)")),
-        (lambda: compiled(loss="mse", metrics=[keras.metrics.F1Score()]), DataError, ("do not take the labels",)),
+        (lambda: compiled(5), DataError, ("does not accept the data", "(8,)", "(None, 5)")),
+        (lambda: compiled(loss="mse", metrics=[keras.metrics.F1Score()]), DataError, ("does not accept the labels",)),
     ],
 )
 def test_a_model_that_cannot_be_trained(factory: Callable[[], Any], kind: type[Exception], words: tuple[str, ...]):
@@ -88,7 +88,7 @@ def test_labels_that_the_model_has_no_class_for():
 
 @pytest.mark.parametrize(
     ("factory", "words"),
-    [(frozen, "no trainable weights"), (lambda: compiled(run_eagerly=True), "Workers trace its step all the same")],
+    [(frozen, "no trainable weights"), (lambda: compiled(run_eagerly=True), "workers trace its step")],
 )
 def test_what_is_said_of_a_model_that_trains_in_another_way(factory: Callable[[], Any], words: str):
     said: list[str] = []
@@ -106,7 +106,7 @@ def stateful() -> keras.Model:
 
 def test_a_stateful_rnn_is_refused():
     x, y = np.zeros((64, 4, 2), np.float32), np.zeros((64, 1), np.float32)
-    with pytest.raises(ModelError, match=r"lstm.* is a stateful RNN .*Leave out stateful=True"):
+    with pytest.raises(ModelError, match=r"lstm.* is a stateful RNN .*Remove stateful=True"):
         build(stateful, (x[:2], y[:2], None), [ArraySource(x, y)], ComputeSection(), 0)
 
 

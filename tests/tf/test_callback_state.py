@@ -318,7 +318,7 @@ callbacks = [Odd()]
     assert [line.partition(": ")[2].rpartition(": ")[2] for line in said] == ["callbacks[0] Odd.numbers (count)"]
     run_epoch(theirs, 0)
     theirs.keep(Storage(str(tmp_path / "run")))
-    assert said[1].endswith("does not come back: callbacks[0] Odd.best (Sequential)")
+    assert said[1].endswith("cannot be sent back: callbacks[0] Odd.best (Sequential)")
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------

@@ -223,7 +223,7 @@ def test_backup_and_restore_and_the_bar_do_nothing_and_a_line_says_so(tmp_path):
     ready.run("on_epoch_end", 0, {})
     assert said == [
         "BackupAndRestore does nothing here: raytf itself saves and restores",
-        "ProgbarLogger does nothing here: the run's own display shows how far it is",
+        "ProgbarLogger does nothing here: raytf itself shows the progress",
     ]
     assert not (tmp_path / "b").exists()
 

@@ -224,7 +224,7 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: {"x": dataset(X, Y, Y[:, 0]).batch(9), "class_weight": WEIGHTS},
         "class_weight and sample_weight",
     ),
-    "targets beside a data set": (lambda: {"x": dataset().batch(9), "y": Y}, "has its targets and weights in it"),
+    "targets beside a data set": (lambda: {"x": dataset().batch(9), "y": Y}, "includes its targets and weights"),
     "lists of numbers": (lambda: {"x": [1.0, 2.0], "y": Y}, r"Convert lists of numbers with np\.array"),
     "sparse targets": (lambda: {"x": X, "y": tf.sparse.from_dense(Y)}, "y is a SparseTensor"),
 }

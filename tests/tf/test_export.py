@@ -209,7 +209,7 @@ def test_the_best_checkpoint_is_that_of_the_metric_that_was_kept(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("step", "text"),
-    [("7", "There are those of 3"), ("newest", "expected a number of steps, last or best. There are checkpoints of 3")],
+    [("7", "Checkpoints: 3"), ("newest", "expected a number of steps, last or best. Checkpoints: 3")],
 )
 def test_steps_that_there_are_not(tmp_path: Path, step, text):
     model = trained(sequential())
@@ -292,7 +292,7 @@ def test_a_lambda_layer_is_run_only_when_it_is_trusted(tmp_path: Path):
 def test_a_run_of_an_older_raytf_says_how_to_go_on(tmp_path: Path):
     run = Storage(str(tmp_path / "run"))
     checkpoint(run, trained(sequential()), 3)
-    with pytest.raises(ModelError, match="Its next start writes the file"):
+    with pytest.raises(ModelError, match="Start the run again to write it"):
         export.export_run(run.root)
 
 

@@ -88,8 +88,8 @@ def test_a_device_without_memory_for_them_has_the_step_wait(named: dict[str, ker
     ("change", "told"),
     [
         (lambda t: t.pop("b"), "it lacks b"),
-        (lambda t: t.update(d=np.zeros(1)), "it has in addition d"),
-        (lambda t: t.update(a=np.zeros((3, 2), np.float32)), "of another shape is a"),
+        (lambda t: t.update(d=np.zeros(1)), "it also has d"),
+        (lambda t: t.update(a=np.zeros((3, 2), np.float32)), "it has another shape of a"),
     ],
 )
 def test_of_a_checkpoint_that_does_not_fit_nothing_is_assigned(named: dict[str, keras.Variable], change, told: str):

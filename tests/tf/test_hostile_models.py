@@ -64,7 +64,7 @@ def test_cut_off_at_any_place(run, document):
     for end in random.Random(0).sample(range(len(data) - 1), 20):
         said = refused(run, data[:end])
         assert "architecture.json is damaged: it is " in said
-        assert said.endswith("The run's next start writes it again.")
+        assert said.endswith("Start the run again to rewrite it.")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_layer_that_reads_a_file_is_refused_whatever_is_trusted(run, document,
 @pytest.mark.parametrize("trust", [False, True])
 def test_a_saved_model_is_refused_whatever_is_trusted(run, document, trust):
     said = refused(run, within(document, serialized("TFSMLayer", filepath="/tmp/evil")), trust)
-    assert "TFSMLayer layer 'evil', which loads a SavedModel in '/tmp/evil'" in said
+    assert "TFSMLayer layer 'evil', which loads code from a SavedModel in '/tmp/evil'" in said
     assert "Lambda" not in said
 
 
@@ -153,7 +153,7 @@ def test_what_a_file_names_is_not_imported(run, document, tmp_path, trust):
     evil = {"module": "os", "class_name": "system", "config": {"command": f"touch {mark}"}, "registered_name": None}
     said = refused(run, within(document, evil), trust)
     assert "(os.system)" in said
-    assert "imports none because a file names it" in said
+    assert "imports nothing just because a file names it" in said
     assert not mark.exists()
 
 
@@ -167,5 +167,5 @@ def test_a_keras_file_that_reads_another_is_refused(run, tmp_path):
         trained_model.load(run)
     for data in (b"", b"PK", b"x" * 1000, file.read_bytes()[:-30]):
         file.write_bytes(data)
-        with pytest.raises(DamagedFileError, match=r"no \.keras file"):
+        with pytest.raises(DamagedFileError, match=r"not a \.keras file"):
             trained_model.load(run)

@@ -141,7 +141,7 @@ def test_without_the_function_it_is_said_what_to_give(tmp_path: Path):
 
 def test_weights_of_another_model_are_refused(tmp_path: Path):
     run, _ = ended(tmp_path, trained(secretive()))
-    with pytest.raises(ModelError, match="of another model"):
+    with pytest.raises(ModelError, match="to another model"):
         load_weights(run.locate(""), lambda: sequential(layers.Dense(7)))
     with pytest.raises(ModelError, match=r"Expected a keras\.Model"):
         load_weights(run.locate(""), lambda: None)
@@ -149,7 +149,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path):
 
 def test_until_its_end_a_run_has_the_weights_of_its_newest_checkpoint(tmp_path: Path):
     model, run = trained(lambda_layer()), Storage(str(tmp_path / "run"))
-    with pytest.raises(ModelError, match="neither an end nor a whole checkpoint"):
+    with pytest.raises(ModelError, match="neither ended nor saved a whole checkpoint"):
         load_weights(run.locate(""), sequential)
     run.put(architecture.FILE, architecture.describe(model, X))
     checkpoint(run, model, 3)

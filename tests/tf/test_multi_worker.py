@@ -213,7 +213,7 @@ def test_over_hosts_ranks_learn_the_same_and_nothing_is_put_elsewhere(communicat
 def test_a_gpu_that_was_promised_and_is_not_there_is_the_fault_of_its_rank():
     with workers("auto", ["a", "a"], promised=[0.0, 0.5]) as answers:
         first, second = [answer["error"] for answer in answers]
-    text = f"rank 1 on {os.uname().nodename} was given 0.5 GPU, and TensorFlow finds none there"
+    text = f"rank 1 on {os.uname().nodename} was given 0.5 GPU, but TensorFlow finds none there"
     assert first.startswith(f"WorkerLostError: {text}")
     assert second.startswith(f"GpuError: {text}")
 

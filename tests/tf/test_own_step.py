@@ -310,7 +310,7 @@ def test_a_step_for_whole_batches_alone_is_known_by_its_error():
     sample = X[:2], Y[:2], None
     models.build(factory, sample, [], ComputeSection(), 0, records=(BATCH, BATCH))
     with pytest.raises(
-        WholeBatchError, match=r"It ran with 4 records, a logical shard, and takes whole batches of 16\."
+        WholeBatchError, match=r"It failed with the 4 records of a logical shard, but accepts a whole batch of 16\."
     ):
         models.build(factory, sample, [], ComputeSection(), 0, records=(BATCH // 4, BATCH))
 

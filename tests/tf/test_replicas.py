@@ -69,7 +69,7 @@ def test_of_three_the_one_that_differs_gets_the_state_of_the_others(of_three):
     assert event["text"].startswith("the weights of rank 1 (host 1, CPU:0) differ at step 6 from those of the other 2")
     booked = {name: event[name] for name in ("kind", "of_step", "from_step", "ranks", "fixed")}
     assert booked == {"kind": "replicas", "of_step": 6, "from_step": 5, "ranks": [1], "fixed": True}
-    assert any("it was given their state at step 7" in line for line in first["said"])
+    assert any("They were replaced by the majority's at step 7" in line for line in first["said"])
     assert 6 not in first["complete"], "a part of that checkpoint was of the weights that differed"
     assert all(each["saved"] == [12, True] for each in found)
     assert first["copied"][first["copied"].index("distrust") - 1 :][:3] == [6, "distrust", 7]
@@ -87,8 +87,8 @@ def test_of_two_nobody_can_say_who_is_right_and_the_run_goes_back(tmp_path: Path
     [found] = play(tmp_path, 2, [(0, False)])
     for each in found:
         assert each["error"]["text"] == (
-            "the weights of rank 0 (host 0, CPU:0) and rank 1 (host 1, CPU:0) differ at step 6, and nobody can say "
-            "which are right; the run goes back to where all agreed"
+            "the weights of rank 0 (host 0, CPU:0) and rank 1 (host 1, CPU:0) differ at step 6, and no majority shows "
+            "which are right; the run goes back to the last agreed step"
         )
         assert (each["error"]["ranks"], each["error"]["at"], each["error"]["from"]) == ([], 7, 2)
         assert each["error"]["complete"] == [2]

@@ -138,7 +138,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path):
     run, _ = finished(tmp_path, "lora")
     other = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
     other.compile("adam", "mse")
-    with pytest.raises(ModelError, match="are of another model"):
+    with pytest.raises(ModelError, match="belong to another model"):
         trained_model.load_weights(run, other)
     run.delete(WEIGHTS_FILE)
     run.delete(KERAS_FILE)

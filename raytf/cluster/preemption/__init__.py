@@ -1,1 +1,1 @@
-"""Notices of preemption: where clouds announce them, who watches, and how Ray drains the node."""
+"""Preemption notices: polls the cloud's metadata service for them, and has Ray drain the node."""

@@ -20,15 +20,15 @@ from typing import Any, Protocol
 
 from raytf.errors import RaytfError, one_line
 
-#: The address at which all three clouds serve metadata, to the instance alone.
+#: The address at which all three clouds serve an instance its own metadata.
 LINK_LOCAL = "http://169.254.169.254"
-#: Timeouts of a request, and of a request that finds out whether there is a service.
+#: Timeouts of a normal request, and of a request that only detects whether a service exists.
 TIMEOUT_SECONDS, DETECT_SECONDS = 2.0, 0.5
-#: Seconds from the notice to the end, where the service does not say: AWS 2 minutes, Google 30 s for a preemption and
-#: 60 s for maintenance (an hour for some machines with GPUs).
+#: Seconds from a notice until the instance stops, if the service does not report them: AWS 2 minutes, Google 30 s for
+#: a preemption and 60 s for maintenance (an hour for some machines with GPUs).
 AWS_SECONDS, GCP_SECONDS, GCP_MAINTENANCE_SECONDS = 120.0, 30.0, 60.0
 
-#: The longest that AWS gives; it is renewed a minute before.
+#: The longest lifetime that AWS allows for a token, which is renewed a minute before it expires.
 _TOKEN_SECONDS, _TOKEN_MARGIN_SECONDS = 21600, 60.0
 _AZURE_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _AZURE_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
@@ -36,21 +36,21 @@ _MOST_BYTES = 1 << 20
 
 
 class MetadataError(RaytfError):
-    """The metadata service cannot be reached, or answers what no cloud documents. A watch continues."""
+    """The metadata service cannot be reached, or its answer matches no cloud's documentation. Polling continues."""
 
     retryable = True
 
 
 @dataclass(frozen=True)
 class Notice:
-    """An announcement of a cloud about this instance.
+    """A cloud's announcement about this instance.
 
     Attributes:
         cloud: aws, gcp or azure.
-        kind: what is announced, in the cloud's own words; the same in every answer about the same notice.
-        text: the same for people.
-        seconds: from the answer until it happens, if known.
-        leaves: whether the instance, or everything that runs on it, will stop; otherwise it is only a warning.
+        kind: the announced event in the cloud's own words; identical in every answer about the same event.
+        text: a description of the event for the user.
+        seconds: from the answer until the event happens, if known.
+        leaves: whether the instance, or everything that runs on it, will stop. If not, the notice is only a warning.
     """
 
     cloud: str
@@ -66,14 +66,14 @@ class NoticeSource(Protocol):
     cloud: str
 
     def is_here(self) -> bool:
-        """Return whether the service at this address is that of this cloud. Never raises."""
+        """Return whether the service at this address belongs to this cloud. Never raises."""
         ...
 
     def poll(self) -> Iterator[Notice]:
-        """Yield all notices that hold now, the most urgent first.
+        """Yield all current notices, the most urgent first.
 
         Raises:
-            MetadataError: it does not answer, or not as documented; perhaps after some notices.
+            MetadataError: the service did not answer as documented. Some notices may have been yielded before.
         """
         ...
 
@@ -87,14 +87,14 @@ class HttpAnswer:
     text: str
 
     def seconds_until(self, at: float) -> float | None:
-        """Return the seconds from this answer to a Unix time, by the clock of the service alone: this machine's clock
-        may be wrong. None if the answer has no date."""
+        """Return the seconds from this answer to a Unix time, or None if the answer has no date. Only the service's
+        clock is used, since this machine's clock may be wrong."""
         sent = _http_time(self.headers.get("date"))
         return None if sent is None else max(0.0, at - sent)
 
 
 class Endpoint:
-    """A metadata service's address. Requests go there directly: no proxy of the environment must see them.
+    """A metadata service's address. Requests bypass the proxies that the environment sets.
 
     Args:
         url: http://HOST[:PORT][/PREFIX].
@@ -107,10 +107,10 @@ class Endpoint:
         self._timeout = timeout
 
     def request(self, method: str, path: str, headers: Mapping[str, str]) -> HttpAnswer:
-        """Ask once.
+        """Send one request and return the answer.
 
         Raises:
-            MetadataError: nothing answers in time, or not HTTP.
+            MetadataError: nothing answered in time, or the answer is not HTTP.
         """
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
         try:
@@ -125,7 +125,7 @@ class Endpoint:
 
 
 class AwsNotices:
-    """EC2's instance metadata, version 2: a token first, which each request shows."""
+    """EC2's instance metadata service, version 2. Each request carries a token that the service issued before."""
 
     cloud = "aws"
 
@@ -148,18 +148,18 @@ class AwsNotices:
         answer = self._get("/latest/meta-data/events/recommendations/rebalance")
         if answer is not None:
             _document(answer.text, "events/recommendations/rebalance")
-            text = "AWS recommends to leave it (rebalance recommendation); it may live for hours"
+            text = "AWS recommends leaving it (rebalance recommendation); it may run for hours"
             yield Notice("aws", "rebalance recommendation", text, None, leaves=False)
 
     def _get(self, path: str) -> HttpAnswer | None:
-        """Return the answer for a path, or None if nothing is there yet."""
+        """Return the answer for a path, or None if the service has nothing at that path yet."""
         for _ in range(2):
             if self._clock() >= self._renew_at:
                 self._new_token()
             answer = self._endpoint.request("GET", path, {"X-aws-ec2-metadata-token": self._token})
             if answer.status != 401:
                 break
-            self._renew_at = float("-inf")  # the service has forgotten it, or its clock runs otherwise
+            self._renew_at = float("-inf")  # the service no longer knows the token, or counts its lifetime differently
         return None if answer.status == 404 else _ok(answer, path)
 
     def _new_token(self) -> None:
@@ -167,7 +167,7 @@ class AwsNotices:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
         self._token = _ok(self._endpoint.request("PUT", path, headers), path).text.strip()
         if not re.fullmatch(r"[\w+/=-]+", self._token, re.ASCII):
-            raise MetadataError(f"{path} does not hold a token")
+            raise MetadataError(f"{path} returned no token")
         self._renew_at = self._clock() + _TOKEN_SECONDS - _TOKEN_MARGIN_SECONDS
 
 
@@ -191,7 +191,7 @@ class GcpNotices:
             yield Notice("gcp", "preempted", "Google Cloud preempts it", GCP_SECONDS)
         event = self._get("maintenance-event")
         if event.startswith("TERMINATE"):
-            text = "Google Cloud ends it for maintenance of its host"
+            text = "Google Cloud stops it for maintenance of its host"
             yield Notice("gcp", f"maintenance-event {event}", text, GCP_MAINTENANCE_SECONDS)
         elif event.startswith("MIGRATE"):
             text = "Google Cloud moves it to another host, where it continues"
@@ -208,11 +208,11 @@ class GcpNotices:
 
 
 class AzureNotices:
-    """Azure's scheduled events. They are never acknowledged, since that would start them at once."""
+    """Azure's scheduled events. raytf never acknowledges an event, because Azure would then start it at once."""
 
     cloud = "azure"
     _headers: Mapping[str, str] = {"Metadata": "true"}
-    #: Event -> what it does, and whether that ends what runs there.
+    #: Event -> its description, and whether it stops everything that runs on the machine.
     _events: Mapping[str, tuple[str, bool]] = {
         "Preempt": ("Azure evicts it (spot)", True),
         "Terminate": ("Azure deletes it", True),
@@ -233,8 +233,8 @@ class AzureNotices:
         document = _document(answer.text, "scheduledevents")
         events = document.get("Events")
         if not isinstance(events, list):
-            raise MetadataError("scheduledevents: there is no list Events")
-        # The answer has the events of all instances of a group.
+            raise MetadataError("scheduledevents has no list Events")
+        # The answer contains the events of all instances of a group.
         own = [
             self._notice(event, answer) for event in events if isinstance(event, dict) and self._concerns(event, name)
         ]
@@ -249,7 +249,7 @@ class AzureNotices:
     def _notice(self, event: Mapping[str, Any], answer: HttpAnswer) -> Notice:
         kind = event["EventType"]
         text, leaves = self._events[kind]
-        at = _http_time(event.get("NotBefore"))  # empty once it has started
+        at = _http_time(event.get("NotBefore"))  # empty once the event has started
         left = 0.0 if at is None else answer.seconds_until(at)
         return Notice("azure", f"{kind} {event.get('EventId', '')}".strip(), text, left if leaves else None, leaves)
 
@@ -264,13 +264,13 @@ class AzureNotices:
 
 
 def sources(url: str, timeout: float) -> dict[str, NoticeSource]:
-    """Return a client of each cloud's protocol for one address, by the cloud's name."""
+    """Return a client for each cloud's metadata protocol at one address, by the cloud's name."""
     endpoint = Endpoint(url, timeout)
     return {"aws": AwsNotices(endpoint), "gcp": GcpNotices(endpoint), "azure": AzureNotices(endpoint)}
 
 
 def detect(url: str, timeout: float = DETECT_SECONDS) -> str | None:
-    """Return the name of the cloud whose metadata service answers at an address, if one does."""
+    """Return the name of the cloud whose metadata service answers at an address, or None."""
     return next((cloud for cloud, source in sources(url, timeout).items() if source.is_here()), None)
 
 
@@ -294,7 +294,7 @@ def _document(text: str, what: str) -> dict[str, Any]:
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise MetadataError(f"{what} holds {text[:60]!r}, expected a JSON object")
+        raise MetadataError(f"{what} is {text[:60]!r}, expected a JSON object")
     return document
 
 

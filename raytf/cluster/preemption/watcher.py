@@ -1,4 +1,4 @@
-"""Polls for notices of preemption of this node every few seconds, from a thread, and has Ray leave the node."""
+"""Polls for preemption notices of this node from a thread, every few seconds, and has Ray drain the node."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from raytf.cluster.preemption.notices import (
 from raytf.config.flags import NoticeSection
 from raytf.errors import ClusterError, one_line
 
-#: Seconds between two polls. AWS asks for one every 5 s, Azure for one a second; time lost here is lost to saving.
+#: Seconds between two polls. AWS recommends 5 s, Azure 1 s; each second of delay leaves less time to save.
 POLL_SECONDS = 2.0
-#: Pauses before each try to find out which cloud this is: the service may be slow while a machine starts.
+#: Pauses before each attempt to detect the cloud: the service may be slow while a machine starts.
 _DETECT_PAUSES = (0.0, 5.0, 30.0)
-#: Failures in a row for so long are worth a word. Azure answers the first request for events after up to two minutes.
+#: Seconds of failed polls before the user is warned. Azure may take two minutes to answer the first request for events.
 _SILENCE_SECONDS = 180.0
-#: Seconds within which Ray's head answers.
+#: Timeout of a drain request to Ray's head.
 _RAY_SECONDS = 10.0
 
 
@@ -35,11 +35,11 @@ class NoticeWatch:
 
     Args:
         source: the cloud's metadata service.
-        node: what people call this node.
-        say: takes a line for the user.
-        event: takes the fields of an event for the ledger, by keyword.
-        drain: has Ray drain the node: (reason, seconds until it stops); raises a ClusterError if Ray does not answer.
-        follow_warnings: drain the node after a mere warning too.
+        node: this node's name in messages.
+        say: prints a line for the user.
+        event: writes an event to the ledger, with its fields as keywords.
+        drain: called with (reason, seconds until the node stops); raises a ClusterError if Ray does not accept.
+        follow_warnings: drain the node after a warning too.
         clock: a monotonic clock, in seconds.
     """
 
@@ -62,14 +62,14 @@ class NoticeWatch:
         self._is_silent = False
 
     def poll(self) -> None:
-        """Poll once and act on each notice. Never raises what a service or Ray may do wrong."""
+        """Poll once and act on each notice. Errors of the metadata service and of Ray are reported, not raised."""
         try:
             for notice in self._source.poll():
                 self._heed(notice)
         except MetadataError as error:
             if not self._is_silent and self._clock() - self._well_at >= _SILENCE_SECONDS:
                 self._is_silent = True
-                self._say(f"node {self._node}: notices of preemption cannot be read: {error}; trying again")
+                self._say(f"node {self._node}: preemption notices cannot be read: {error}; trying again")
             return
         self._well_at, self._is_silent = self._clock(), False
 
@@ -92,12 +92,12 @@ class NoticeWatch:
 
 
 def find(notices: str, url: str | None, wait: Callable[[float], object] = time.sleep) -> NoticeSource | None:
-    """Return the metadata service to ask, or None if there is none, which may take half a minute to find out.
+    """Return the metadata service to poll, or None if no service answers. Detection may take half a minute.
 
     Args:
-        notices: aws, gcp, azure, or auto to find out.
-        url: base URL; the clouds' own by default.
-        wait: sleeps.
+        notices: aws, gcp, azure, or auto to detect the cloud.
+        url: base URL; by default the address that all clouds use.
+        wait: sleeps for a number of seconds.
     """
     url = url or LINK_LOCAL
     if notices != "auto":
@@ -119,13 +119,13 @@ def start(
     drain: Callable[[str, float | None], None],
     among: str | None = None,
 ) -> threading.Thread | None:
-    """Watch from a daemon thread as long as this process lives, unless notices are off.
+    """Start a daemon thread that polls until this process exits, unless notices are off.
 
     Args:
-        config: names the cloud or the URL.
-        node_id: Ray's id of this node, which stands for `{node_id}` in the URL.
+        config: selects the cloud or the URL.
+        node_id: Ray's id of this node, which replaces `{node_id}` in the URL.
         node, say, event, drain: see `NoticeWatch`.
-        among: a name; only one of the processes on this node with the same name watches at a time.
+        among: the name of a group of processes on this node, of which only one polls at a time.
     """
     if config.notices == "off":
         return None
@@ -151,7 +151,7 @@ def start(
 
 
 def _take_turn(name: str) -> socket.socket | None:
-    """Take a lock of this machine, held until the process exits in any way; None if another process has it."""
+    """Return a machine-wide lock that is held until this process exits, or None if another process holds it."""
     lock = socket.socket(socket.AF_UNIX)
     try:
         lock.bind(f"\0{name}")
@@ -162,15 +162,15 @@ def _take_turn(name: str) -> socket.socket | None:
 
 
 def start_in_worker(config: NoticeSection, run: str, say: Callable[[str], None], event: Callable[..., None]) -> None:
-    """Watch the node of a Ray Train worker; of several workers of a run on one node, one watches.
+    """Poll for notices of a Ray Train worker's node. Only one of a run's workers on the node polls.
 
-    Ray Train's local rank does not tell which: it takes nodes with one IP address for one.
+    Ray Train's local rank cannot pick that worker, because it treats nodes that share an IP address as one node.
 
     Args:
-        config: names the cloud or the URL.
+        config: selects the cloud or the URL.
         run: the run's folder.
-        say: takes a line for the user.
-        event: takes an event's kind, and its fields by keyword.
+        say: prints a line for the user.
+        event: writes an event of a kind to the ledger, with its fields as keywords.
     """
     import ray
 
@@ -188,23 +188,23 @@ def start_in_worker(config: NoticeSection, run: str, say: Callable[[str], None],
 
 
 def drain_node(address: str, node_id: str, reason: str, seconds: float | None) -> None:
-    """Report to Ray that a node will be preempted: it places nothing there any more, and runs on it move away.
+    """Report to Ray that a node will be preempted. Ray then places nothing on it, and its runs move to other nodes.
 
     Args:
         address: HOST:PORT of Ray's head.
         node_id: 56 hexadecimal digits.
-        reason: for people.
+        reason: the reason to show to users.
         seconds: until the node stops, if known.
 
     Raises:
-        ClusterError: Ray does not answer, or refuses.
+        ClusterError: Ray does not answer, or refuses to drain the node.
     """
     from raytf._ray import state
 
     deadline = 0 if seconds is None else int((time.time() + seconds) * 1000)
     try:
         accepted, why = state.drain_for_preemption(address, node_id, reason, deadline, _RAY_SECONDS)
-    except Exception as error:  # Ray's client raises errors of several kinds, which are not public
+    except Exception as error:  # Ray's client raises several kinds of errors, which are not public
         raise ClusterError(
             f"Ray at {address} cannot be asked to drain node {node_id[:8]}: {one_line(error, 200)}"
         ) from None

@@ -1,1 +1,1 @@
-"""Ray's node providers of AWS, Google Cloud and Azure, which try the next machine if there is no capacity."""
+"""Ray's node providers for AWS, Google Cloud and Azure, extended to try other machines if one has no capacity."""

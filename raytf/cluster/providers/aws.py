@@ -15,12 +15,12 @@ from raytf.errors import one_line
 
 _ray = autoscaler.node_provider("aws")
 AWSNodeProvider: Any = _ray.AWSNodeProvider
-#: Key of the provider that raytf adds: subnet -> its zone, for which the head has no right to ask.
+#: Key that raytf adds to the provider's config: subnet -> its zone, which the head has no permission to look up.
 _ZONES = "_zones"
 
 
 class Provider(FallbackProvider, AWSNodeProvider):
-    """Tries each machine of a node type in each zone, and otherwise works as AWS's provider."""
+    """Tries each machine of a node type in each zone, and otherwise works like Ray's provider for AWS."""
 
     cloud = "aws"
     ec2_fail_fast: Any
@@ -30,7 +30,7 @@ class Provider(FallbackProvider, AWSNodeProvider):
         self.ec2_fail_fast = _Ec2(self.ec2_fail_fast)
 
     def offers(self, node_config: Mapping[str, Any]) -> list[CapacityOffer]:
-        """Return each machine in each of its subnets; Ray itself would try all subnets, five times."""
+        """Return an offer for each machine in each of its subnets; Ray itself would try all subnets five times."""
         return list(self._offers(node_config))
 
     def _offers(self, node_config: Mapping[str, Any]) -> Iterator[CapacityOffer]:
@@ -38,7 +38,7 @@ class Provider(FallbackProvider, AWSNodeProvider):
         for machine, candidate in named(node_config, machine_name):
             config = candidate.config
             kind = str(config.get("InstanceType"))
-            # With NetworkInterfaces the subnet is theirs.
+            # NetworkInterfaces set the subnet themselves.
             subnets = () if "NetworkInterfaces" in config else dict.fromkeys(config.get("SubnetIds", ()))
             for subnet in subnets:
                 own = {**config, "SubnetIds": [subnet]}
@@ -47,13 +47,13 @@ class Provider(FallbackProvider, AWSNodeProvider):
                 yield CapacityOffer(machine, "", config, candidate.at_most, kind)
 
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
-        """Call RunInstances once; if Ray repeats it after an error, AWS recognizes the call by its token."""
+        """Call RunInstances once; if Ray repeats the call after an error, AWS recognizes it by its token."""
         config = {**copy.deepcopy(dict(offer.config)), "ClientToken": uuid.uuid4().hex}
         return AWSNodeProvider.create_node(self, config, tags, count)
 
     @staticmethod
     def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """Set the resources of each node type to what all of its machines have."""
+        """Set the resources of each node type to those that all of its machines have."""
         config = with_defaults(cluster_config, "aws")
         types = config["available_node_types"]
         apart = {
@@ -72,7 +72,7 @@ class Provider(FallbackProvider, AWSNodeProvider):
 
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """Do what Ray does for AWS, after checking that the fallbacks have what Ray believes of their types."""
+        """Do what Ray does for AWS, after checking that fallbacks have the resources of their node types."""
         refuse_malformed(cluster_config)
         config = with_defaults(cluster_config, "aws")
         _refuse_other_machines(config)
@@ -84,7 +84,7 @@ class Provider(FallbackProvider, AWSNodeProvider):
 
 
 class _Ec2:
-    """EC2, whose RunInstances raises NoCapacity: Ray's provider does not catch that, and so does not ask again."""
+    """EC2 whose RunInstances raises NoCapacity, which Ray's provider does not catch, so that it does not retry."""
 
     def __init__(self, ec2: Any):
         self._ec2 = ec2
@@ -104,14 +104,14 @@ class _Ec2:
 
 
 def machine_name(config: Mapping[str, Any]) -> str:
-    """Return the type and market of a node_config, for people and for tags."""
+    """Return the type and market of a node_config, for messages and tags."""
     options = config.get("InstanceMarketOptions")
     market = options.get("MarketType", "on-demand") if isinstance(options, Mapping) else "on-demand"
     return f"{config.get('InstanceType', 'machine')} {market}"
 
 
 def _refuse_other_machines(config: dict[str, Any]) -> None:
-    """Exit if a fallback has other GPUs, or fewer CPUs, than its node type says."""
+    """Exit if a fallback has another number of GPUs, or fewer CPUs, than the resources of its node type."""
     machines = {
         name: [str(c.config.get("InstanceType")) for c in fallback.candidates(node_type["node_config"])]
         for name, node_type in config["available_node_types"].items()
@@ -134,7 +134,7 @@ def _refuse_other_machines(config: dict[str, Any]) -> None:
             if wrong:
                 refuse(
                     f"available_node_types.{name}: {machine} has {wrong}. "
-                    "Each entry of fallback must have what the type's `resources` say: jobs are placed by them."
+                    "Each entry of fallback must have the type's `resources`, by which Ray places jobs."
                 )
 
 

@@ -14,12 +14,12 @@ from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity, Shortage
 from raytf.errors import one_line
 
 AzureNodeProvider: Any = autoscaler.node_provider("azure").AzureNodeProvider
-#: On each machine, which deployment it came of.
+#: Tag on each machine that identifies its deployment.
 TAG_LAUNCH = "raytf-launch"
 
 
 class Provider(FallbackProvider, AzureNodeProvider):
-    """Tries each machine of a node type; Azure chooses the zones, as without raytf."""
+    """Tries each machine of a node type. Azure chooses the zones, as it does without raytf."""
 
     cloud = "azure"
 
@@ -31,7 +31,7 @@ class Provider(FallbackProvider, AzureNodeProvider):
         ]
 
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
-        """Start one deployment, of which some machines may come up and others not; failed ones are deleted."""
+        """Start one deployment, of which only some machines may start; delete those that failed."""
         mark = uuid.uuid4().hex
         lack: tuple[Shortage, str] | None = None
         try:
@@ -42,7 +42,7 @@ class Provider(FallbackProvider, AzureNodeProvider):
                 raise
             lack = shortage, one_line(error, 200)
         if lack is None:
-            # With cache_stopped_nodes some may be restarted ones; the number is right either way.
+            # With cache_stopped_nodes, some may be restarted machines; the number is right in either case.
             return {f"{mark}-{i}": None for i in range(count)}
         machines = self.compute_client.virtual_machines.list(resource_group_name=self.provider_config["resource_group"])
         mine = [vm for vm in machines if (vm.tags or {}).get(TAG_LAUNCH) == mark]
@@ -53,7 +53,7 @@ class Provider(FallbackProvider, AzureNodeProvider):
 
     @staticmethod
     def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """Fill in Ray's defaults. Azure's machines are not looked up: `resources` say what they have."""
+        """Fill in Ray's defaults. Azure's machines are not looked up: the config must have their `resources`."""
         return with_defaults(cluster_config, "azure")
 
     @staticmethod
@@ -68,7 +68,7 @@ def kind_name(config: Mapping[str, Any]) -> str:
 
 
 def machine_name(config: Mapping[str, Any]) -> str:
-    """Return the size and market of a node_config, for people and for tags."""
+    """Return the size and market of a node_config, for messages and tags."""
     spot = (config.get("azure_arm_parameters") or {}).get("priority") in ("Spot", "Low")
     return f"{kind_name(config)} {'spot' if spot else 'on-demand'}"
 

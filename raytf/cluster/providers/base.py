@@ -1,4 +1,4 @@
-"""The common part of raytf's node providers: fallbacks, Ray's own defaults, and resources of all machines."""
+"""The common part of raytf's node providers: fallbacks, Ray's own defaults, and common resources of machines."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from raytf._ray.autoscaler import (
 from raytf.cluster.providers import fallback
 from raytf.cluster.providers.capacity import CapacityOffer, EmptyPools, NoCapacity, obtain, slug, together
 
-#: On each node, which machine it is, so that `at_most` can be kept; and where it is and of which kind, so that others
-#: can be beside it.
+#: Tags on each node: its machine, so that `at_most` can be enforced; its place and kind, so that other nodes can be
+#: launched next to it.
 TAG_MACHINE, TAG_PLACE, TAG_KIND = "raytf-machine", "raytf-place", "raytf-kind"
-#: Seconds within which a new node is in the cloud's list.
+#: Seconds within which a new node appears in the cloud's list.
 _SEEN_SECONDS = 60.0
-#: Keys of Ray's defaults that a provider of type external does not take: they say which cluster it is.
+#: Keys of Ray's defaults that a provider of type external must not use, because they define the cluster itself.
 _OWN = {"cluster_name", "provider", "auth", "available_node_types", "head_node_type", "max_workers"}
 
 logger = logging.getLogger(__name__)
 
 
 class FallbackProvider:
-    """A base class that comes before one of Ray's providers.
+    """A base class to put before one of Ray's providers.
 
     Args:
-        provider_config, cluster_name: as for Ray's providers.
-        clock: monotonic seconds.
+        provider_config, cluster_name: arguments of Ray's providers.
+        clock: returns monotonic seconds.
     """
 
     cloud: ClassVar[str]
@@ -55,7 +55,7 @@ class FallbackProvider:
         self._clock = clock
         self._empty = EmptyPools(float(provider_config.get(fallback.HOLD, fallback.HOLD_SECONDS)), clock)
         self._is_spread = bool(provider_config.get(fallback.SPREAD, False))
-        #: Node -> its tags, and until when it may be missing in the cloud's list.
+        #: Node -> its tags, and the time until which it may be missing in the cloud's list.
         self._recent: dict[str, tuple[dict[str, str], float]] = {}
         self._counting = threading.Lock()
 
@@ -64,15 +64,15 @@ class FallbackProvider:
         raise NotImplementedError
 
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
-        """Have Ray's provider launch nodes, and return those that came up, by id.
+        """Have Ray's provider launch nodes, and return the launched nodes by id.
 
         Raises:
-            NoCapacity: the cloud has no more.
+            NoCapacity: the cloud has no more capacity.
         """
         raise NotImplementedError
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
-        """Launch nodes from the first offers that have any; called by both autoscalers, from several threads."""
+        """Launch nodes from the first offers with capacity. Both autoscalers call this, from several threads."""
         offers = self.offers(node_config)
         node_type = tags.get(TAG_RAY_USER_NODE_TYPE, "")
         is_spread = self._is_spread or tags.get(TAG_RAY_NODE_KIND) != NODE_KIND_WORKER
@@ -81,11 +81,11 @@ class FallbackProvider:
         def launch(offer: CapacityOffer, wanted: int) -> Mapping[str, Any]:
             own = {TAG_MACHINE: slug(offer.machine), TAG_PLACE: slug(offer.place), TAG_KIND: slug(offer.kind)}
             nodes = self.launch(offer, {**tags, **own}, wanted)
-            for node in nodes if is_counted else ():  # then the lock is held
+            for node in nodes if is_counted else ():  # if so, the lock is held
                 self._recent[node] = ({**tags, **own}, self._clock() + _SEEN_SECONDS)
             return nodes
 
-        # Only one at a time counts and adds, where nodes are counted.
+        # If nodes are counted, only one thread at a time may count and launch them.
         with self._counting if is_counted else nullcontext():
             where, room = "anywhere", partial(self._room, node_type)
             if not is_spread:
@@ -113,8 +113,10 @@ class FallbackProvider:
         return offer.at_most - sum((t.get(TAG_RAY_USER_NODE_TYPE), t.get(TAG_MACHINE)) == wanted for t in nodes)
 
     def _tags(self) -> dict[str, Mapping[str, str]]:
-        """Return the tags of each node. A node that disappeared within the last minute still counts, since one node too
-        few for a while is better than one too many."""
+        """Return the tags of each node, including nodes launched within the last minute that the cloud does not list.
+
+        One node too few for a while is better than one too many.
+        """
         now = self._clock()
         self._recent = {node: entry for node, entry in self._recent.items() if entry[1] > now}
         there: dict[str, Mapping[str, str]] = {node: tags for node, (tags, _) in self._recent.items()}
@@ -135,13 +137,13 @@ def named(
 
 
 def with_defaults(config: Mapping[str, Any], cloud: str) -> dict[str, Any]:
-    """Return a cluster's config with what Ray adds for the cloud's own type, and not for type external."""
+    """Return a cluster's config with the defaults that Ray adds for the cloud's own type, but not for type external."""
     defaults = {key: value for key, value in default_config(cloud).items() if key not in _OWN}
     return copy.deepcopy({**defaults, **config})
 
 
 def least(all_of: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the resources that each of several machines has."""
+    """Return the resources that all of several machines have, with the smallest amounts."""
     common = set.intersection(*(set(one) for one in all_of)) if all_of else set()
     return {key: min(one[key] for one in all_of) for key in all_of[0] if key in common} if all_of else {}
 
@@ -160,5 +162,5 @@ def refuse(text: str) -> None:
 
 
 def _say(line: str) -> None:
-    # A warning: `ray up` shows nothing below, and the autoscalers log all of it.
+    # As a warning: `ray up` shows nothing below that level, and the autoscalers log everything.
     logger.warning("raytf: %s", line)

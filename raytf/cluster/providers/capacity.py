@@ -1,4 +1,4 @@
-"""Tries the next offer of a cloud if one has no capacity, and remembers empty offers for a while."""
+"""Tries the next offer of a cloud if one has no capacity, and skips empty offers for a while."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 
 from raytf.errors import one_line
 
-#: Seconds: a place that does not have an offer at all, or a quota, does not change within minutes.
+#: Seconds to skip an offer that a place does not have at all, which does not change within minutes.
 LONG_SECONDS = 900.0
 #: AWS, "Error codes for the Amazon EC2 API": after these, another zone may have capacity.
 _AWS_HERE = {
     *("InsufficientCapacity", "InsufficientHostCapacity", "InsufficientInstanceCapacity"),
     *("InsufficientReservedInstanceCapacity", "SpotMaxPriceTooLow"),
 }
-#: These last longer than minutes.
+#: These codes last longer than minutes.
 _AWS_LASTING = {"InsufficientFreeAddressesInSubnet", "Unsupported"}
-#: These are quotas of the account in the region.
+#: These codes mean quotas of the account in the region.
 _AWS_QUOTAS = {"InstanceLimitExceeded", "MaxSpotInstanceCountExceeded", "VcpuLimitExceeded"}
-#: Compute Engine, "Troubleshooting resource availability errors", and Cloud TPU's own words.
+#: Compute Engine, "Troubleshooting resource availability errors", and Cloud TPU: (pattern, everywhere, lasting).
 _GCP = (
     (r"ZONE_RESOURCE_POOL_EXHAUSTED(_WITH_DETAILS)?", False, False),
     (r"QUOTA_EXCEEDED|quotaExceeded", True, False),
@@ -35,7 +35,7 @@ _AZURE = (
     (r"ZonalAllocationFailed|OverconstrainedZonalAllocationRequest", False, False),
     (r"AllocationFailed|OverconstrainedAllocationRequest", False, False),
     (r"SkuNotAvailable", False, True),
-    (r"No available zones for VM size", False, True),  # Ray's own words
+    (r"No available zones for VM size", False, True),  # Ray's own text
     (r"QuotaExceeded", True, False),
     (r"exceeding approved [\w ]*quota", True, False),
 )
@@ -43,13 +43,13 @@ _AZURE = (
 
 @dataclass(frozen=True)
 class CapacityOffer:
-    """A machine in a place, for which a cloud may be asked.
+    """A machine in a place, which a cloud may be able to launch.
 
     Attributes:
-        machine: its type and market, for people; quotas apply to it in all places.
+        machine: its type and market, for messages; quotas apply to it in all places.
         place: zone or subnet; empty if the cloud chooses.
         config: node_config to launch.
-        at_most: how many nodes of the node type may be of this machine.
+        at_most: the most nodes of the node type that may use this machine; None for no limit.
         kind: the machine without its market.
     """
 
@@ -65,10 +65,10 @@ class CapacityOffer:
 
 @dataclass(frozen=True)
 class Shortage:
-    """The reason why a cloud has no machine, while another offer may have one.
+    """The reason why an offer has no capacity, though another offer may.
 
     Attributes:
-        code: of the cloud.
+        code: the cloud's error code.
         everywhere: whether it applies to the machine in all places, as a quota does.
         lasting: whether it lasts for more than minutes.
     """
@@ -79,7 +79,7 @@ class Shortage:
 
 
 class NoCapacity(Exception):
-    """A cloud has no capacity for an offer; `nodes` are those that it launched before."""
+    """A cloud has no capacity for an offer; `nodes` are the nodes that it launched nevertheless."""
 
     def __init__(self, shortage: Shortage, description: str, nodes: Mapping[str, Any] | None = None):
         super().__init__(f"{shortage.code}: {description}")
@@ -87,19 +87,19 @@ class NoCapacity(Exception):
 
 
 class EmptyPools:
-    """The offers that were empty, and until when each is not tried again. Used by several threads.
+    """The offers that were empty, and the time until which each is not tried again. Safe for several threads.
 
     Args:
-        hold_seconds: seconds without a retry after a shortage that may end.
-        clock: monotonic seconds.
+        hold_seconds: seconds without a retry after a shortage that may end soon.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, hold_seconds: float, clock: Callable[[], float]):
         self._hold, self._clock = hold_seconds, clock
-        #: When a place last had too few of a kind.
+        #: (place, kind) -> when the place last had too few machines of the kind.
         self._short_at: dict[tuple[str, str], float] = {}
         self._until: dict[tuple[str, str | None], tuple[float, str]] = {}
-        #: Offer -> since when it has returned too few each time, and when it was tried last.
+        #: Offer -> since when each try has returned too few nodes, and the time of the last try.
         self._lacking: dict[CapacityOffer, tuple[float, float]] = {}
         self._lock = threading.Lock()
 
@@ -113,12 +113,12 @@ class EmptyPools:
             self._until[(offer.machine, None if shortage.everywhere else offer.place)] = now + seconds, shortage.code
 
     def gave(self, offer: CapacityOffer) -> None:
-        """Note that an offer had all nodes that were wanted just now."""
+        """Record that an offer had all requested nodes just now."""
         with self._lock:
             self._lacking.pop(offer, None)
 
     def lacking_seconds(self, offer: CapacityOffer) -> float:
-        """Return for how long an offer that is tried again and again has returned too few nodes; 0 after a pause."""
+        """Return for how many seconds each try of an offer has returned too few nodes; 0 after a pause in the tries."""
         with self._lock:
             now = self._clock()
             return now - self._since(offer, now)
@@ -128,11 +128,11 @@ class EmptyPools:
         return first if now - last <= 2 * max(self._hold, LONG_SECONDS) else now
 
     def seconds(self, offer: CapacityOffer) -> float:
-        """Return for how many seconds an offer must not be tried; 0 if it may be tried now."""
+        """Return for how many more seconds an offer must not be tried; 0 if it may be tried now."""
         return self._held(offer)[0]
 
     def code(self, offer: CapacityOffer) -> str:
-        """Return the cloud's code for why an offer must not be tried."""
+        """Return the cloud's code for the reason why an offer must not be tried."""
         return self._held(offer)[1]
 
     def was_short(self, offer: CapacityOffer) -> bool:
@@ -150,7 +150,7 @@ class EmptyPools:
 
 
 def slug(text: str) -> str:
-    """Return a text as a label that any cloud takes."""
+    """Return a text as a label that all clouds accept."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60]
 
 
@@ -161,17 +161,17 @@ def together(
     empty: EmptyPools,
     room: Callable[[CapacityOffer], float] = lambda offer: math.inf,
 ) -> list[CapacityOffer]:
-    """Return the offers that keep nodes in one place and of one kind, in their order.
+    """Return the offers that keep nodes in one place and of one kind, in order.
 
-    If no node runs, offers that recently had too few come last: their nodes were not enough, and are gone. If nodes
-    run, and offers beside them have had none for a quarter of an hour, the others come after them: otherwise a run
-    would wait, and pay, for as long as a node runs.
+    If no node runs, offers that recently had too few machines come last: their nodes were not enough, and have stopped.
+    If nodes run, and the offers next to them have had too few for a quarter of an hour, the other offers are appended:
+    otherwise, a run would wait, and pay, for as long as a node runs.
 
     Args:
-        offers: in the order in which they are tried.
-        places, kinds: of the running nodes, as `slug` writes them.
+        offers: all offers, in the order in which they are tried.
+        places, kinds: places and kinds of the running nodes, as `slug` returns them.
         empty: offers without capacity.
-        room: how many nodes may be added of an offer's machine.
+        room: returns how many nodes of an offer's machine may be added.
     """
     place, kind = _most_common(places), _most_common(kinds)
     beside = [o for o in offers if place in (None, slug(o.place)) and kind in (None, slug(o.kind))]
@@ -180,7 +180,7 @@ def together(
     elif beside and all(room(offer) <= 0 or empty.lacking_seconds(offer) >= LONG_SECONDS for offer in beside):
         others = [offer for offer in offers if offer not in beside]
         beside += sorted(others, key=lambda offer: kind not in (None, slug(offer.kind)))
-    return beside or list(offers)  # none are beside them after a change of the cluster's config
+    return beside or list(offers)  # after a change of the cluster's config, no offer may match the nodes
 
 
 def _most_common(names: Iterable[str]) -> str | None:
@@ -200,17 +200,16 @@ def obtain(
 ) -> dict[str, Any]:
     """Launch nodes from the first offers that have capacity.
 
-    Never more than `count` in all: the next offer is tried only after the cloud has reported how many nodes the last
-    one had. Any other error is raised as it is, unless earlier offers have returned nodes, which are returned then.
+    Never launch more than `count` in all: the next offer is tried only after the cloud has reported how many nodes the
+    last one had. If `launch` raises another error, return the nodes of earlier offers, or raise it if there are none.
 
     Args:
-        offers: in the order in which they are tried.
+        offers: the offers, in the order in which they are tried.
         count: the number of nodes, 1 or more.
-        launch: takes an offer and a number of nodes; returns the nodes that the cloud launched, which may be fewer;
-            raises NoCapacity.
-        empty: offers without capacity; those of this call are added.
-        room: how many nodes may be added of an offer's machine.
-        say: takes a line for the user.
+        launch: launches a number of nodes from an offer and returns them, which may be fewer; raises NoCapacity.
+        empty: offers without capacity, to which this call adds its own.
+        room: returns how many nodes of an offer's machine may be added.
+        say: called with a line for the user.
         is_spread: whether nodes may come from several places and be of several kinds.
         where: the places of the offers, for messages.
 
@@ -218,7 +217,7 @@ def obtain(
         The nodes by their ids: at least one, at most `count`.
 
     Raises:
-        NoCapacity: no offer has any.
+        NoCapacity: no offer has capacity.
     """
     nodes: dict[str, Any] = {}
     left = {offer.machine: room(offer) for offer in offers}
@@ -238,7 +237,7 @@ def obtain(
         except Exception as error:
             if not nodes:
                 raise
-            # Return what was launched, or Ray would ask for it again.
+            # Return the launched nodes, or Ray would request them again.
             say(f"{len(nodes)} of {count} started; {offer} failed: {one_line(error, 200)}")
             return nodes
         nodes |= launched
@@ -269,24 +268,24 @@ def obtain(
 
 
 def aws_shortage(code: str) -> Shortage | None:
-    """Return the shortage that an error's code stands for, or None if it is about something else."""
+    """Return the shortage that an error's code stands for, or None if the code means no shortage."""
     if code in _AWS_HERE or code in _AWS_LASTING:
         return Shortage(code, lasting=code in _AWS_LASTING)
     return Shortage(code, everywhere=True) if code in _AWS_QUOTAS else None
 
 
 def gcp_shortage(text: str) -> Shortage | None:
-    """Return the shortage that the text of an operation's error, or of an HTTP error, stands for."""
+    """Return the shortage that the text of an operation's error or of an HTTP error stands for, or None."""
     return _match(text, _GCP)
 
 
 def azure_shortage(text: str) -> Shortage | None:
-    """Return the shortage that the text of a deployment's error stands for."""
+    """Return the shortage that the text of a deployment's error stands for, or None."""
     return _match(text, _AZURE)
 
 
 def text_of(error: BaseException) -> str:
-    """Return all the text of a client library's error, with the details that its own message may leave out."""
+    """Return the whole text of a client library's error, with details that its own message may omit."""
     inner = getattr(error, "error", None)
     content = getattr(error, "content", b"")
     parts = [str(error), content.decode(errors="replace") if isinstance(content, bytes) else str(content)]
@@ -294,7 +293,7 @@ def text_of(error: BaseException) -> str:
 
 
 def _details(error: object, depth: int = 5) -> list[str]:
-    """Return the codes and messages of Azure's error and of those below it."""
+    """Return the codes and messages of an Azure error and of its nested errors."""
     if error is None or not depth:
         return []
     texts = [str(getattr(error, key)) for key in ("code", "message") if getattr(error, key, None)]

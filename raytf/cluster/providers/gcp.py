@@ -18,12 +18,12 @@ GCPNodeProvider: Any = _ray.GCPNodeProvider
 
 
 class Provider(FallbackProvider, GCPNodeProvider):
-    """Tries each machine of a node type in each zone of `availability_zone`; Ray knows one zone."""
+    """Tries each machine of a node type in each zone of `availability_zone`; Ray's own provider uses one zone."""
 
     cloud = "gcp"
 
     def _clients(self) -> tuple[Any, Any]:
-        """Return Google's clients of Compute Engine and, where it is needed, of Cloud TPU."""
+        """Return Google's clients for Compute Engine and, if a node type needs it, for Cloud TPU."""
         _, _, compute, tpu = _ray.construct_clients_from_provider_config(self.provider_config)
         return compute, tpu
 
@@ -64,7 +64,7 @@ class Provider(FallbackProvider, GCPNodeProvider):
         ]
 
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
-        """Launch all nodes at once, and wait for each by itself: some may come up and others not."""
+        """Request all nodes, then wait for each one separately, because some may start and others fail."""
         config = _with_disks_of(offer.place, offer.config)
         resource = self._zones[offer.place][_ray.get_node_type(config)]
         nodes: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def _lack(error: Exception) -> NoCapacity:
 
 
 def kind_name(config: Mapping[str, Any]) -> str:
-    """Return a machine and its GPUs, for people and for labels."""
+    """Return a name for a machine and its GPUs, for messages and labels."""
     machine = str(config.get("machineType") or config.get("acceleratorType") or "machine").rsplit("/", 1)[-1]
     attached = config.get("guestAccelerators") or ()
     return " ".join(
@@ -124,5 +124,5 @@ def kind_name(config: Mapping[str, Any]) -> str:
 
 
 def machine_name(config: Mapping[str, Any]) -> str:
-    """Return a machine, its GPUs and its market, for people and for labels."""
+    """Return a name for a machine, its GPUs and its market, for messages and labels."""
     return f"{kind_name(config)} {'spot' if fallback.is_spot_of_gcp(config) else 'on-demand'}"

@@ -1,4 +1,4 @@
-"""Records in memory, or memory-mapped, and a part that is held out. Sparse rows become dense when they are read."""
+"""Arrays as sources, and parts of sources that are held out. Sparse rows become dense when they are read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class ArraySource:
         x: inputs, an array (or `SparseRows`) or nested dicts, lists and tuples of them, all with the same first
             dimension.
         y: targets, likewise.
-        sample_weight: one number a record, or nested as y for several outputs.
+        sample_weight: one number per record, or nested like y for several outputs.
 
     Raises:
-        DataError: there are no records, their numbers differ, or a dtype fits into no tensor.
+        DataError: there are no records, arrays differ in their number of records, or no tensor can hold a dtype.
     """
 
     block_sizes = None
@@ -97,19 +97,19 @@ class Subset:
         span = self._source.label_range()
         if span is None or labels is None or len(tree.flatten(labels)) != 1:
             return None
-        return span  # of all records: the model also has the classes that only the other part has
+        return span  # the range of all records, because the model must also know the other part's classes
 
 
 def hold_out(source: Source | tuple[Any, ...], share: float) -> tuple[Source, Source | None]:
-    """Cut a source in two, one part for training and one for validation; (source, None) for a share of 0.
+    """Split a source into one part for training and one for validation; (source, None) for a share of 0.
 
     The records held out are spread evenly and are the same for every seed, so that all trials of a search validate on
     the same records.
 
     Args:
-        source: such as `raytf.ArraySource`, or a tuple (x, y) or (x, y, sample_weight) of arrays; not one that is read
-            block by block, of which every epoch would read all.
-        share: of the records, from 0 to below 1.
+        source: such as `raytf.ArraySource`, or a tuple (x, y) or (x, y, sample_weight) of arrays; not a source that
+            is read block by block, because every epoch would read all its blocks.
+        share: share of the records to hold out, from 0 to below 1.
 
     Raises:
         DataError: the share is invalid, or leaves no records on one side, or the source is read in blocks.
@@ -141,38 +141,38 @@ def hold_out(source: Source | tuple[Any, ...], share: float) -> tuple[Source, So
 
 
 def is_ragged(value: Any) -> bool:
-    """Return whether something is a `tf.RaggedTensor`."""
+    """Return whether a value is a `tf.RaggedTensor`."""
     return type(value).__name__ == "RaggedTensor" and type(value).__module__.startswith("tensorflow.")
 
 
 def is_sparse_tensor(value: Any) -> bool:
-    """Return whether something is a `tf.SparseTensor`."""
+    """Return whether a value is a `tf.SparseTensor`."""
     return type(value).__name__ == "SparseTensor" and type(value).__module__.startswith("tensorflow.")
 
 
 def is_scipy(value: Any) -> bool:
-    """Return whether something is a sparse matrix or array of SciPy."""
+    """Return whether a value is a sparse matrix or array of SciPy."""
     return type(value).__module__.startswith("scipy.sparse") and hasattr(value, "tocsr")
 
 
 def is_compressed(value: Any) -> bool:
-    """Return whether something is sparse or ragged."""
+    """Return whether a value is sparse or ragged."""
     return is_ragged(value) or is_sparse_tensor(value) or is_scipy(value)
 
 
 def dense(value: Any) -> Any:
-    """Return a sparse batch as a dense array, and other values as they are."""
+    """Return a sparse batch as a dense array, and any other value unchanged."""
     return SparseRows.of(value)[:] if is_sparse_tensor(value) or is_scipy(value) else value
 
 
 class SparseRows:
-    """Rows of a sparse array, of which a part is dense at a time. Code that reads rows can use it like a numpy array.
+    """Rows of a sparse array, which become dense when indexed. Code that reads rows can use it like a numpy array.
 
     Args:
         starts: [rows + 1] beginning of each row in `columns`.
-        columns: [n] places within a row with flattened dimensions.
-        values: [n] numbers at these places.
-        shape: of the array.
+        columns: [n] position of each value in its flattened row.
+        values: [n] numbers at these positions.
+        shape: shape of the array.
     """
 
     def __init__(self, starts: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, ...]):
@@ -194,7 +194,7 @@ class SparseRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows when they are dense."""
+        """The size of the dense rows in bytes."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     def __len__(self) -> int:
@@ -205,7 +205,7 @@ class SparseRows:
         chosen = np.arange(len(self))[rows]
         counts = self._starts[chosen + 1] - self._starts[chosen]
         out = np.zeros((len(chosen), int(np.prod(self.shape[1:]))), self.dtype)
-        # The places of the values of all chosen rows, one row after another.
+        # The indexes in `_values` of the chosen rows' values, one row after another.
         places = np.arange(counts.sum()) + np.repeat(self._starts[chosen] - np.cumsum(counts) + counts, counts)
         out[np.repeat(np.arange(len(chosen)), counts), self._columns[places]] = self._values[places]
         return out.reshape(len(chosen), *self.shape[1:])
@@ -221,10 +221,10 @@ def rows_of(value: Any, path: str) -> SparseRows:
     """Return the rows of a sparse array.
 
     Args:
-        path: of the argument, for the message.
+        path: the argument's path, for the message.
 
     Raises:
-        DataError: it is ragged, or no input: losses of Keras take dense targets and weights.
+        DataError: it is ragged, or not an input: Keras's losses need dense targets and weights.
     """
     if is_ragged(value):
         raise ragged_error(f"{path} is a RaggedTensor", f"{path}.to_tensor()")
@@ -232,13 +232,13 @@ def rows_of(value: Any, path: str) -> SparseRows:
         return SparseRows.of(value)
     way = f"{path}.toarray()" if is_scipy(value) else f"tf.sparse.to_dense({path})"
     raise DataError(
-        f"{path} is a {type(value).__name__}. Expected dense targets and weights: losses take no others. Make it dense "
+        f"{path} is a {type(value).__name__}. Expected dense targets and weights, as losses require. Make it dense "
         f"first, as with {way}."
     )
 
 
 def ragged_error(what: str, way: str) -> DataError:
-    """Return the error about ragged data: `what` begins the message, and `way` pads it."""
+    """Return the error for ragged data: `what` begins the message, and `way` is code that pads the data."""
     return DataError(
         f"{what}, and raytf trains on dense and sparse tensors only. Pad it first, as with {way}, and mask the padding "
         "where a layer should not see it, as with keras.layers.Embedding(mask_zero=True)."

@@ -12,20 +12,20 @@ import numpy as np
 from raytf.data import tree
 from raytf.errors import ConfigError, DataError
 
-#: Records within which a source read block by block is shuffled.
+#: Records in a shuffle window of a source that is read block by block.
 WINDOW_RECORDS = 8192
-#: Bytes of records within which a source with large records is shuffled by default.
+#: The most bytes in a shuffle window by default, for sources with large records.
 WINDOW_BYTES = 64 << 20
 #: Data of up to this many bytes are permuted record by record under `order="auto"`, as arrays are.
 SMALL_BYTES = 256 << 20
 
-#: `records` permutes record by record, `blocks` permutes blocks and shuffles within windows, `auto` takes `records` for
-#: data of up to `SMALL_BYTES`. It never depends on where the data lies: that must not change what a run learns.
+#: `records` permutes record by record, `blocks` permutes blocks and shuffles within windows, `auto` is `records` for
+#: data of up to `SMALL_BYTES`. The place of the data has no effect, because it must not change what a run learns.
 Order = Literal["auto", "records", "blocks"]
 
-#: The dtype of text. In memory it is bytes of one width, encoded as UTF-8.
+#: The dtype of text. In memory, text is bytes of one width, encoded as UTF-8.
 TEXT = "string"
-#: Assumed bytes of a text whose length is not known.
+#: Assumed size in bytes of a text of unknown length.
 _TEXT_BYTES = 16
 
 
@@ -34,7 +34,7 @@ class Spec:
     """The shape and dtype of one record.
 
     Attributes:
-        shape: the shape of one record; -1 for a length that differs from batch to batch.
+        shape: the shape of one record; -1 for a length that varies between batches.
         dtype: a numpy dtype's name, or `TEXT`.
     """
 
@@ -58,7 +58,7 @@ class Spec:
 
     @property
     def bytes(self) -> int:
-        """The bytes of one record; a length that differs counts as 1."""
+        """The size of one record in bytes; a length that varies counts as 1."""
         each = _TEXT_BYTES if self.dtype == TEXT else np.dtype(self.dtype).itemsize
         return int(np.prod([1 if n < 0 else n for n in self.shape], dtype=np.int64)) * each
 
@@ -68,21 +68,20 @@ class Spec:
 
 
 class Source(Protocol):
-    """The interface of data with random access to records. One record is a tuple (x, y, sample_weight) of nested
-    leaves.
+    """The interface of data with random access to records, each a tuple (x, y, sample_weight) of nested leaves.
 
     A source may also have:
 
-    - `reader(shards)`: returns a reader for one pipeline, with this many shards that each move forward through windows;
+    - `reader(shards)`: returns a reader for a pipeline of this many shards, each moving forward through windows;
     - `classes`: the names of its labels in the order of their numbers, or None;
     - `identity`: a text that `fingerprint` returns unchanged;
-    - `crc`: a checksum of the records and their order, with which `fingerprint` need not read any.
+    - `crc`: a checksum of the records and their order, so that `fingerprint` need not read any records.
 
     Attributes:
         name: the source's name in messages.
         records: the number of records.
-        block_sizes: [B] int64, records in each block that is read as one, or None if a record can be read alone.
-        window: the number of records in a window, within which they are shuffled after the blocks.
+        block_sizes: [B] int64, number of records in each block, or None if records can be read one by one.
+        window: the number of records in a shuffle window, which applies after blocks are permuted.
         spec: (x, y, sample_weight), nested `Spec`; y and sample_weight may be None.
     """
 
@@ -101,7 +100,7 @@ class Source(Protocol):
         ...
 
     def label_range(self) -> tuple[float, float] | None:
-        """Return the smallest and the largest label, if y is one integer leaf and they are cheap to get."""
+        """Return the smallest and the largest label if y is one integer leaf and they are cheap to find; else None."""
         ...
 
 
@@ -137,7 +136,7 @@ def other_class(ours: Any, theirs: Any, place: str) -> str:
         if name != known:
             there = f"is {known!r}" if known is not None else "does not exist"
             return (
-                f"label {number} is {name!r} here, and {there} in {place}. Number both alike: pass classes= of the "
+                f"label {number} is {name!r} here, but {there} in {place}. Number both alike: pass classes= of the "
                 "training data to the other source, or convert all parts with one command."
             )
     return ""
@@ -161,7 +160,7 @@ def as_text(values: np.ndarray) -> np.ndarray | None:
 
 
 def by_name(columns: str | Sequence[str] | None) -> Any:
-    """Return one name as it is, and several names as a dict by name."""
+    """Return one name unchanged, and several names as a dict by name."""
     return {c: c for c in columns} if isinstance(columns, (list, tuple)) else columns
 
 

@@ -22,7 +22,7 @@ from raytf.data.streams import Batch, Stream, misfit
 from raytf.errors import DataError
 
 _BLOCK_BYTES = 1 << 20
-#: A file with the records in each batch, written after all others.
+#: A file with the number of records in each batch, written after all other files.
 _ROWS = "_raytf_batches.json"
 
 #: (global step, shards) -> leaves of those shards' records, one after another, and the number of records of the batch.
@@ -33,9 +33,9 @@ class BatchedSource:
     """The records of a data set of batches.
 
     Args:
-        records: of all batches, with leaves in the order of `spec`.
-        spec: of a record, nested as in a batch.
-        rows: records in each batch.
+        records: source of all batches' records, with leaves in the order of `spec`.
+        spec: spec of a record, nested as in a batch.
+        rows: number of records in each batch.
     """
 
     block_sizes = None
@@ -67,13 +67,13 @@ class LiveBatches:
     """Batches that the driver's program makes while the run trains.
 
     Attributes:
-        name: of the data, for people.
+        name: name of the data, for people.
         first: leaves of the first batch, in the order of `tree.flatten`.
-        spec: of a record, nested as in a batch; a length that differs from batch to batch is -1.
+        spec: spec of a record, nested as in a batch; a length that varies between batches is -1.
         steps: batches of an epoch.
         batches: batches of a pass over the data, if an epoch is not a pass; as in `BatchPlan`.
-        fetch: gets a batch; None before the run starts.
-        records: the number in the first batch, which represents all others before training starts.
+        fetch: fetches a batch; None before the run starts.
+        records: number of records in the first batch, which represents all batches until training starts.
     """
 
     block_sizes = None
@@ -92,7 +92,7 @@ class LiveBatches:
 
     @property
     def identity(self) -> str:
-        """A text that must be the same when the program is started again; its records may be shuffled."""
+        """A text that must be the same after a restart. It does not depend on records, which may be shuffled."""
         passes = "" if self.batches is None else f" and {self.batches} a pass"
         return f"{self.steps} batches an epoch{passes}, which the program makes"
 
@@ -110,7 +110,7 @@ class LiveBatches:
 
 
 def plan_of(source: Source, global_batch_size: int, shards: int) -> StepPlan:
-    """Return the plan of the steps of training on a source."""
+    """Return the step plan for training on a source."""
     if isinstance(source, BatchedSource):
         return BatchPlan.of(source.rows, shards)
     if isinstance(source, LiveBatches):
@@ -120,7 +120,7 @@ def plan_of(source: Source, global_batch_size: int, shards: int) -> StepPlan:
 
 
 class NotRecordableError(DataError):
-    """Batches cannot be rows of one table; `why` is the end of a sentence."""
+    """Batches cannot be rows of one table; `why` is a clause that can end a sentence."""
 
     def __init__(self, message: str, why: str):
         super().__init__(message)
@@ -132,20 +132,20 @@ def recorded(
 ) -> BatchedSource:
     """Return the batches of one pass: in memory up to `small` bytes, otherwise written to a folder and read from there.
 
-    Files that an earlier start has written are used again.
+    Files that an earlier start wrote are reused.
 
     Args:
         stream: the batches.
         storage: the folder for large data.
         say: receives a message for each file.
-        most: the number of batches, if not all are wanted.
-        small: bytes.
+        most: the number of batches to record; None for all.
+        small: the most bytes to keep in memory.
 
     Raises:
         NotRecordableError: the batches' records have different shapes, or there are more than `small` bytes of text.
-        ConfigError: something else is in the folder.
+        ConfigError: the folder contains something else.
         DataError: there is no batch, or the data fails.
-        StorageError: storage refuses.
+        StorageError: storage refuses a request.
     """
     spec = tree.map_leaves(Spec.of, stream.peek())
     has_text = any(leaf.dtype == TEXT for _, leaf in tree.flatten(spec))
@@ -168,10 +168,10 @@ def recorded(
     if folder is None:
         why = f"it has more than {small >> 20} MiB with text"
         raise NotRecordableError(f"{name}: {why}, which are not written to files.", why)
-    steps, about = most or stream.steps, "of a size that is not known yet"
+    steps, about = most or stream.steps, "of unknown size"
     if steps:
         about = f"about {size / len(kept) * steps / 2**30:.1f} GiB"
-    say(f"{name}, {about}, is written to {storage.locate('')}, once, and read from there")
+    say(f"{name}, {about}, is written once to {storage.locate('')}, and read from there")
     queue = BatchQueue(itertools.chain(kept, batches))
     folder.write_queue(queue, lambda: say(f"{name}: {sum(queue.rows)} records are written"))
     storage.put(_ROWS, json.dumps(queue.rows).encode())

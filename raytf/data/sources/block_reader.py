@@ -1,4 +1,4 @@
-"""The base of sources that read records block by block: a bounded cache, readers for pipelines, pickling."""
+"""The base of sources that read records block by block, with a bounded cache and a reader for each pipeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from raytf.data.sources.base import Order, Spec, is_by_record, record_bytes, window_of
 
-#: Blocks of one reader that are read at a time.
+#: Blocks that one reader reads concurrently.
 _THREADS = 2
 
 
@@ -20,16 +20,16 @@ class BlockSource:
     """Records in blocks, each of which is read as a whole. A subclass defines `_read`.
 
     Args:
-        name: for messages.
-        window: records within which the order is shuffled after blocks were; None for 8,192 or 64 MiB of them.
+        name: the source's name in messages.
+        window: number of records in a shuffle window; None for 8,192, or 64 MiB of them.
 
     Attributes:
-        crc: tells these records and their order from others; None unless they are permuted by blocks.
+        crc: a checksum of the records and their order; None unless they are permuted by blocks.
     """
 
     spec: tuple[Any, Any, Any]
     crc: int | None = None
-    #: Attributes that are not pickled: open files cannot be.
+    #: Attributes that are not pickled, such as open files.
     _own: tuple[str, ...] = ("_cache", "_taken", "_used_up", "_cached_rows", "_rows_read", "_ahead", "_pool")
     #: Whether several threads may call `_read` at once.
     _reads_beside = False
@@ -48,7 +48,7 @@ class BlockSource:
         self.records = int(self._sizes.sum())
 
     def _order_by(self, order: Order, size: int) -> None:
-        """Choose the order for data of this many bytes on storage; `spec` must be set before."""
+        """Choose the order for data of this many bytes in storage; set `spec` first."""
         self._by_record = is_by_record(order, max(size, self.records * record_bytes(self.spec)))
 
     @property
@@ -67,11 +67,11 @@ class BlockSource:
 
     @property
     def edges(self) -> list[int]:
-        """The beginnings [B+1] of blocks, and the end of the last one, also if records are permuted one by one."""
+        """The boundaries [B+1] of the blocks, even if records are permuted one by one."""
         return [*self._starts.tolist(), self.records]
 
     def reader(self, shards: int) -> Self:
-        """Return a source with a cache for this many logical shards that are read at once, for one thread."""
+        """Return a source for one thread, with a cache for this many logical shards that are read side by side."""
         reader = copy.copy(self)
         rows_read = self._rows_read
         reader._forget()
@@ -95,7 +95,7 @@ class BlockSource:
         # Cached blocks first: reading the others may evict them.
         parts.sort(key=lambda part: part[0] not in self._cache)
         missing = deque(b for b, _ in parts if b not in self._cache)
-        most = len(self._ahead) + _THREADS  # so that they take little memory
+        most = len(self._ahead) + _THREADS  # limits the memory of blocks read ahead
         for b, (low, high) in parts:
             while missing and len(self._ahead) < most:
                 self._begin(missing.popleft())
@@ -107,7 +107,7 @@ class BlockSource:
         return out
 
     def expect(self, records: np.ndarray) -> None:
-        """Start to read, in other threads, the blocks of records that will be taken soon, in any order."""
+        """Start reading, in other threads, the blocks of records that will be taken soon, in any order."""
         if not self._reads_beside or (self._by_record and self._shards):
             return
         for b in np.unique(np.searchsorted(self._starts, records, side="right") - 1).tolist():
@@ -115,7 +115,7 @@ class BlockSource:
                 self._begin(b)
 
     def _begin(self, b: int) -> None:
-        """Start a thread that reads a block, if threads may read and none reads it yet."""
+        """Start reading a block in a thread, if threads may read and none is reading it."""
         if not self._reads_beside or b in self._ahead:
             return
         if not self._pool:
@@ -127,12 +127,12 @@ class BlockSource:
 
     def _forget(self) -> None:
         self._cache: OrderedDict[int, list[np.ndarray]] = OrderedDict()
-        #: The number of records of each cached block that were taken, and the blocks of which all were.
+        #: How many records of each cached block were taken, and the blocks whose records were all taken.
         self._taken: dict[int, int] = {}
         self._used_up: OrderedDict[int, None] = OrderedDict()
         self._cached_rows = 0
         self._rows_read = [0]
-        #: Blocks that threads read, or have read and nobody has taken yet.
+        #: Blocks that threads are reading, or have read but `_block` has not used yet.
         self._ahead: dict[int, Future[list[np.ndarray]]] = {}
         self._pool: list[ThreadPoolExecutor] = []
 
@@ -163,10 +163,10 @@ class BlockSource:
             self._used_up.pop(b, None)
 
     def _evict(self) -> None:
-        """Drop blocks that shards do not need: each needs the blocks of a window, which overhang it at both ends.
+        """Drop blocks that no shard needs: each shard needs the blocks that overlap its window.
 
-        An epoch takes every record once, so a block of which all were taken is dropped first. An order of records may
-        need any block at any time, so all of them stay.
+        An epoch takes every record once, so a block whose records were all taken is dropped first. If records are
+        permuted one by one, any block may be needed at any time, so all blocks stay.
         """
         if self._by_record and self._shards:
             return

@@ -1,4 +1,4 @@
-"""CSV files: read through once for their lines and types, then block by block."""
+"""CSV files, scanned once for their lines and types, then read block by block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytf.errors import DataError, one_line
 
 ENDINGS = (".csv", ".tsv")
 _BLOCK_BYTES = 1 << 20
-#: The most distinct texts in a label's column that count as classes.
+#: The most distinct texts that a label's column may have as classes.
 _MOST_CLASSES = 10_000
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
 #: The contents of columns, for people.
@@ -30,9 +30,9 @@ class _Block:
     """Lines of a file.
 
     Attributes:
-        file, offset, bytes: their place.
+        file, offset, bytes: the place of the lines.
         first: number of the first record in its file.
-        records: their number.
+        records: number of records.
     """
 
     file: int
@@ -43,32 +43,31 @@ class _Block:
 
 
 class CsvSource(BlockSource):
-    """CSV files with a line of names, on local disk, S3, GCS or Azure.
+    """CSV files with a header line, on local disk, S3, GCS or Azure.
 
-    They are read through once when the source is made, to find lines and types; a worker then reads only its blocks.
+    Making the source scans all files once, to find lines and types. A worker then reads only its own blocks.
 
     Args:
         uri: a file, or a folder with files `*.csv` or `*.tsv` of the same columns, in the order of their names.
-        x: the column, or a list of columns (then inputs are a dict by name); None makes one vector of all columns but
-            those of y and sample_weight. A column of true and false is bool; in the vector it is 1 and 0.
-        y: the label's column, or columns, or None. Text is numbered in the order of its sorted values; true and false
-            are 1 and 0.
+        x: the column, or a list of columns (inputs are then a dict by name). None makes one vector of all columns
+            except those of y and sample_weight. A column of true and false is bool, or 1 and 0 in the vector.
+        y: the label's column or columns, or None. Texts are numbered in sorted order; true and false are 1 and 0.
         sample_weight: the column of sample weights, or None.
-        shape, dtype: of the vector that x=None makes, e.g. (28, 28, 1) and "uint8" for pixels.
-        delimiter: between values; by default a comma, in .tsv files a tab.
-        window: records within which the order is shuffled after blocks were; 8,192, or 64 MiB of them.
+        shape, dtype: shape and dtype of the vector that x=None makes, e.g. (28, 28, 1) and "uint8" for pixels.
+        delimiter: separates values; by default a comma, or a tab in .tsv files.
+        window: number of records in a shuffle window; by default 8,192, or 64 MiB of them.
         order: `records`, `blocks`, or `auto`: `records` for files of up to 256 MiB together.
-        block_bytes: of text in a block.
-        classes: the texts of y in the order of their numbers, such as those of the training data for the test data, in
-            which some may not occur; y is then taken for text even if it looks like numbers.
+        block_bytes: bytes of text in a block.
+        classes: the texts of y in the order of their numbers, such as the classes of the training data for test data,
+            where some may not occur. y is then read as text, even if it looks like numbers.
 
     Attributes:
         header: names of all columns.
         classes: the texts of y in the order of their numbers, or None if y holds numbers.
 
     Raises:
-        DataError: no files or records, a missing column, a value that is missing or no number, a text of no class.
-        StorageError: storage refuses.
+        DataError: no files or records, a missing column or value, a value that is not a number, an unknown class.
+        StorageError: storage refuses a request.
     """
 
     def __init__(
@@ -184,15 +183,15 @@ class CsvSource(BlockSource):
     def _limit_classes(self, texts: set[str], block: _Block) -> None:
         if len(texts) > _MOST_CLASSES:
             raise DataError(
-                f"{self._files.locate(block.file)}: column {self._label!r} holds text of more than {_MOST_CLASSES} "
-                "kinds, which are no classes. Convert it to numbers first."
+                f"{self._files.locate(block.file)}: column {self._label!r} has more than {_MOST_CLASSES} distinct "
+                "texts, too many for classes. Convert it to numbers first."
             )
 
     def _refuse_odd_classes(self, classes: tuple[str, ...], y: Any) -> None:
         twice = next((name for name in classes if classes.count(name) > 1), None)
         if self._label is None or not classes or twice is not None:
             what = f"y={y!r}" if self._label is None else f"{twice!r} twice" if twice is not None else "none"
-            raise DataError(f"{self.name}: classes name the texts of one column y, each once; found {what}.")
+            raise DataError(f"{self.name}: classes must name the texts of one column y, each once; found {what}.")
 
     def _refuse_unknown(self, texts: set[str], column: Any, block: _Block) -> None:
         unknown = sorted(texts.difference(self.classes)) if self.classes is not None else []
@@ -234,7 +233,7 @@ class CsvSource(BlockSource):
         self._kinds[name] = "real" if "real" in (before, now) else now
 
     def _pieces(self, f: int, begin: int) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset, bytes) of whole lines, a block at a time."""
+        """Yield (offset, bytes) of blocks of whole lines."""
         size, parity = self._files.sizes[f], 0
         rest, at = b"", begin
         while begin < size:
@@ -256,7 +255,7 @@ class CsvSource(BlockSource):
         data = bytes(self._files.read(block.file, block.offset, block.bytes, whole=False))
         table = self._table(data, block, self._kinds)
         if len(table) != block.records:
-            raise DataError(f"{self._files.locate(block.file)} was written again while it was read.")
+            raise DataError(f"{self._files.locate(block.file)} was rewritten while it was read.")
         names = [name for _, name in tree.flatten(self._columns)]
         return [self._numbers(table.column(name), name) if name else self._matrix(table, block) for name in names]
 
@@ -291,7 +290,7 @@ class CsvSource(BlockSource):
         types = {"whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_(), "text": pa.string()}
         known = None if kinds is None else {name: types[kinds[name]] for name in self._wanted}
         convert = csv.ConvertOptions(include_columns=self._wanted, column_types=known, strings_can_be_null=False)
-        convert.null_values = []  # an empty value is not a number, and `nan` is one
+        convert.null_values = []  # an empty value is an error, but `nan` is a number
         is_text = self.classes is not None or self._kinds.get(self._label or "") == "text"
         if known is None and self._label is not None and is_text:
             convert.column_types = {self._label: pa.string()}
@@ -310,7 +309,7 @@ class CsvSource(BlockSource):
 
 
 def _line_ends(data: np.ndarray, parity: int) -> tuple[np.ndarray, int]:
-    """Return the ends of lines that lie outside quotes, and whether the last byte lies within quotes."""
+    """Return the line ends outside quotes, and whether the last byte is within quotes."""
     ends = np.flatnonzero(data == _NEWLINE)
     quotes = np.flatnonzero(data == _QUOTE)
     inside = (np.searchsorted(quotes, ends) + parity) % 2

@@ -23,12 +23,12 @@ SPLITS = ("train", "validation", "val", "test")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Settings for reading records that the files themselves do not tell.
+    """Settings for reading records, which the files themselves do not contain.
 
     Attributes:
         x, y, sample_weight: names of columns; an empty y for none, None for the format's defaults.
-        size, channels, fit: of images, as for ImageFolderSource.
-        classes: of labels that are folders of images, or texts in CSV files.
+        size, channels, fit: settings for images, as for ImageFolderSource.
+        classes: classes of labels that are folders of images, or texts in CSV files.
     """
 
     x: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ def kind_of(names: Sequence[str], place: str) -> Kind:
     """Return the format of a folder's files.
 
     Raises:
-        DataError: it is not known.
+        DataError: the format is unknown.
     """
     bases = [name.rpartition("/")[2].lower() for name in names if not name.rpartition("/")[2].startswith(("_", "."))]
     if any(is_idx(base) for base in bases):
@@ -89,8 +89,8 @@ def files_of(uri: str) -> list[str]:
     """Return the names of the files below a URI, or of the one file at it.
 
     Raises:
-        DataError: there is nothing.
-        StorageError: storage refuses.
+        DataError: there are no files.
+        StorageError: storage refuses a request.
     """
     storage = Storage(uri)
     names = [file.name for file in storage.files()]
@@ -112,7 +112,7 @@ def open_source(uri: str, reading: ReadOptions | None = None) -> Source:
 
     Raises:
         DataError: no source can read them.
-        StorageError: storage refuses.
+        StorageError: storage refuses a request.
     """
     reading = reading or ReadOptions()
     kind, columns = kind_of(files_of(uri), uri), reading.columns()
@@ -127,4 +127,4 @@ def open_source(uri: str, reading: ReadOptions | None = None) -> Source:
         return images.ImageFolderSource(uri, **pixels, classes=reading.classes)
     if kind == "csv":
         return csv.CsvSource(uri, **columns, classes=reading.classes)
-    raise DataError(f"{uri}: IDX files lie in one folder, for training and test together. Pass that folder.")
+    raise DataError(f"{uri}: IDX files for training and test belong in one folder. Pass that folder.")

@@ -1,4 +1,4 @@
-"""The files below a URI, read in ranges: mapped where they are local, requested where they are not."""
+"""The files below a URI, read in ranges: local files are mapped, and remote files requested."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ U = TypeVar("U")
 
 #: Local files of up to this many bytes that are read as a whole are not mapped.
 _WHOLE = 1 << 20
-#: Files that stay mapped.
+#: The most files that stay mapped.
 _MAPPED = 64
-#: Requests at a time to an object store, where an answer takes long and costs little.
+#: Concurrent requests to an object store, where a response takes long and costs little.
 _REQUESTS = 16
-#: The beginnings of names of files that belong to raytf, Spark or Hadoop and hold no records.
+#: Prefixes of the names of files that belong to raytf, Spark or Hadoop and contain no records.
 _HIDDEN = ("_", ".")
 
 
 class Files:
-    """Files by the ends of their names, in a fixed order. It is pickled without open files; any thread may read.
+    """Files with certain name endings, in a fixed order. It is pickled without open files; any thread may read.
 
     Args:
         uri: a file, or a folder with files at any depth.
-        endings: of names, in lower case; a `uri` that is a file is taken with any name.
-        is_wanted: (name) -> whether to take the file, in place of `endings`.
-        is_sorted_by: (name) -> key of the order; the name by default.
+        endings: endings of names, in lower case; if `uri` is a file, it may have any name.
+        is_wanted: (name) -> whether to include the file; replaces `endings`.
+        is_sorted_by: (name) -> sort key; by default the name.
 
     Attributes:
         names: relative to the folder.
-        sizes: bytes of each.
-        is_single: whether the URI named a file and no folder.
-        is_local: whether they lie on a mounted disk.
+        sizes: size of each file in bytes.
+        is_single: whether the URI is not a folder, but a file.
+        is_local: whether they are on a mounted disk.
         reads: ranges read so far.
 
     Raises:
-        StorageError: storage refuses.
+        StorageError: storage refuses a request.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Files:
         self.is_local = storage.is_local
         wanted = is_wanted or (lambda name: name.lower().endswith(tuple(endings)))
         files = [f for f in storage.files() if wanted(f.name) and not _is_hidden(f.name)]
-        # Workers have another working directory.
+        # An absolute path: workers have another working directory.
         self.uri = storage.root if storage.is_local else uri
         self.is_single = not files
         if not files:
@@ -92,11 +92,11 @@ class Files:
         return self.storage.locate(self.names[i])
 
     def read(self, i: int, offset: int, length: int, whole: bool = True) -> memoryview:
-        """Return bytes [offset, offset + length) of a file. Unless it is read as a `whole`, a local file is mapped.
+        """Return bytes [offset, offset + length) of a file. A small local file read as a `whole` is not mapped.
 
         Raises:
             DataError: the file has become shorter.
-            StorageError: storage refuses.
+            StorageError: storage refuses a request.
         """
         self.reads += 1
         if offset + length > self.sizes[i]:
@@ -110,11 +110,11 @@ class Files:
         else:
             data = self._map(i)[offset : offset + length]
         if len(data) != length:
-            raise DataError(f"{self.locate(i)} was cut off while it was read. Was it written again?")
+            raise DataError(f"{self.locate(i)} was cut off while it was read. Was it rewritten?")
         return data
 
     def map(self, function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
-        """Yield the function's result for each item, in their order, several at a time."""
+        """Yield the function's result for each item in order; several items are processed concurrently."""
         if self._pool is None:
             threads = len(os.sched_getaffinity(0)) if self.is_local else _REQUESTS
             self._pool = ThreadPoolExecutor(threads, thread_name_prefix="raytf-read")
@@ -125,7 +125,7 @@ class Files:
         if view is None:
             view = self._mapped[i] = memoryview(_mapped(self.locate(i), self.sizes[i]))
             if len(self._mapped) > _MAPPED:
-                # Not closed: slices of it may be in use; it is closed with the last of them.
+                # Do not close it: its slices may be in use, and it closes with the last of them.
                 self._mapped.popitem(last=False)
         return view
 
@@ -134,7 +134,7 @@ def _mapped(path: str, size: int) -> mmap.mmap:
     try:
         with open(path, "rb") as file:
             if (now := os.fstat(file.fileno()).st_size) != size:
-                raise DataError(f"{path} has {now} bytes, and had {size}: it was written again.")
+                raise DataError(f"{path} has {now} bytes, but had {size}: it was rewritten.")
             return mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
     except OSError as error:
         raise explain("read", path, error) from error

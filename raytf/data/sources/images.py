@@ -1,4 +1,4 @@
-"""JPEG and PNG images: decoded to arrays of one shape, and folders of them, one for each class."""
+"""JPEG and PNG images: decoding to arrays of one shape, and folders of images, one for each class."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from raytf.errors import DataError, not_installed, one_line
 
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 _MODES = {1: "L", 3: "RGB"}
-#: The ends of names of images.
+#: Endings of the names of images.
 ENDINGS = (".jpg", ".jpeg", ".png")
 
-#: How an image of another shape gets the wanted size: cut from its middle, or distorted.
+#: How an image of another shape gets the requested size: cropped around its center, or distorted.
 Fit = Literal["crop", "stretch"]
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Makes uint8 [height, width, channels] of encoded images.
+    """Decodes images to uint8 [height, width, channels].
 
     Attributes:
         size: (height, width).
         channels: 1 for gray, 3 for colours.
         fit: see `Fit`.
-        resizes: False refuses images of another size.
+        resizes: whether to resize images of another size; False refuses them.
     """
 
     size: tuple[int, int]
@@ -47,7 +47,7 @@ class Decoder:
     def of(
         cls, first: bytes | memoryview, size: tuple[int, int] | None, channels: int | None, fit: Fit, place: str
     ) -> Decoder:
-        """Return the decoder with these settings; where they are None, the first image decides.
+        """Return the decoder with these settings; the first image decides settings that are None.
 
         Raises:
             DataError: a setting is invalid, or the first image is damaged.
@@ -80,7 +80,7 @@ class Decoder:
             )
         try:
             return _pixels(image, height, width, _MODES[self.channels], self.fit)
-        except (OSError, ValueError, SyntaxError, EOFError, zlib.error) as error:  # Pillow's readers have each its own
+        except (OSError, ValueError, SyntaxError, EOFError, zlib.error) as error:  # Pillow's readers raise any of these
             raise DataError(f"{place} is damaged: {one_line(error, 120)}. Fix or remove it.") from error
 
 
@@ -105,7 +105,7 @@ def _pixels(image: Any, height: int, width: int, mode: str, fit: Fit) -> np.ndar
 
     if image.format == "JPEG" and fit == "stretch":
         image.draft(mode, (width, height))  # decodes fewer pixels
-    if image.mode.startswith("I"):  # of 16 bits a pixel Pillow would keep the lower eight
+    if image.mode.startswith("I"):  # Pillow would keep the lower eight of 16 bits per pixel
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
@@ -123,23 +123,23 @@ def _pixels(image: Any, height: int, width: int, mode: str, fit: Fit) -> np.ndar
 class ImageFolderSource:
     """Images in a folder for each class, `FOLDER/CLASS/NAME.jpg`, at any depth below it; local, S3, GCS or Azure.
 
-    Records are x, uint8 [height, width, channels], and y, the class as int64: classes are numbered in the order of
-    their names. Records lie in the order of classes and file names. Each image is read by itself, several at a time.
+    A record is x, uint8 [height, width, channels], and y, the class as int64; classes are numbered in the order of
+    their names. Records are in the order of classes and file names. Each image is read by itself, several concurrently.
 
     Args:
         uri: the folder.
-        size: (height, width) of all images; others are resized. None takes that of the first image, and refuses others.
-        channels: 1 for gray, 3 for colours; None takes those of the first image.
-        fit: how an image of another shape gets `size`: `crop` cuts from its middle, `stretch` distorts it.
-        classes: names of the classes, in the order of their numbers, such as those of the training data for the test
+        size: (height, width) of all images; others are resized. None requires the size of the first image.
+        channels: 1 for gray, 3 for colours; None uses those of the first image.
+        fit: how an image of another shape gets `size`: `crop` crops around its center, `stretch` distorts it.
+        classes: names of the classes, in the order of their numbers, such as the classes of the training data for test
             data; by default the names of the folders.
 
     Attributes:
         classes: names of the classes.
 
     Raises:
-        DataError: no images, or one that is damaged or of another size.
-        StorageError: storage refuses.
+        DataError: there are no images, or one is damaged or of another size.
+        StorageError: storage refuses a request.
     """
 
     block_sizes = None
@@ -158,7 +158,7 @@ class ImageFolderSource:
         folders = sorted({name.partition("/")[0] for name in self._files.names if "/" in name})
         loose = next((name for name in self._files.names if "/" not in name), None)
         if not self._files.names or loose is not None:
-            problem = f"{loose} lies in no folder" if loose else "there are no .jpg, .jpeg or .png files"
+            problem = f"{loose} is not in a folder" if loose else "there are no .jpg, .jpeg or .png files"
             raise DataError(
                 f"{uri}: {problem}. Expected a folder for each class, with images in it: FOLDER/CLASS/NAME.jpg."
             )
@@ -171,7 +171,7 @@ class ImageFolderSource:
         number = {name: i for i, name in enumerate(self.classes)}
         self._labels = np.array([number[name.partition("/")[0]] for name in self._files.names], np.int64)
         self.records = len(self._files.names)
-        #: Names and sizes of all files.
+        #: A checksum of the settings and of the names and sizes of all files.
         self.crc = zlib.crc32(repr((self._files.names, self._files.sizes, self.classes, size, channels, fit)).encode())
         self._decoder = Decoder.of(self._bytes(0), size, channels, fit, self.place(0))
         self.spec: tuple[Any, Any, Any] = (Spec(self._decoder.shape, "uint8"), Spec((), "int64"), None)

@@ -1,4 +1,4 @@
-"""Records of any Python object with `__len__` and `__getitem__`."""
+"""A source of records in any Python object with `__len__` and `__getitem__`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from raytf.errors import DataError, RaytfError, one_line
 class MappingSource:
     """Records of a mapping-style data set, such as those of PyTorch, Grain or your own: `len(data)`, `data[i]`.
 
-    It is pickled and sent to the workers: it should open files at their first use, and not keep them when it is
-    pickled. If it has a `__getitems__` that takes a list of numbers, that is used.
+    The data set is pickled and sent to the workers, so it should open files on first use and not pickle them. If it has
+    a method `__getitems__` for a list of numbers, that is used.
 
     Args:
         data: the data set. `data[i]` is x, or a tuple (x, y) or (x, y, sample_weight), of numbers, arrays, and nested
-            dicts, lists and tuples of them; every record with the same shapes.
-        x, y, sample_weight: keys, where `data[i]` is a dict; lists of keys give dicts by name.
-        name: for messages.
-        threads: records that are read at a time; more than 1 only if the data set is thread-safe.
+            dicts, lists and tuples of them; all records have the same shapes.
+        x, y, sample_weight: keys, if `data[i]` is a dict; a list of keys makes a dict by name.
+        name: the source's name in messages.
+        threads: records that are read concurrently; more than 1 only if the data set is thread-safe.
 
     Raises:
-        DataError: no length, no records, a record without numbers, or one that differs from the first: in its shapes,
-            or by a number that the dtype of the first cannot hold.
+        DataError: there is no length or no record, or a record has no numbers, other shapes than the first record, or
+            a number that the first record's dtype cannot hold.
     """
 
     block_sizes = None
@@ -44,7 +44,7 @@ class MappingSource:
     ):
         self.name, self._data, self._threads = name, data, threads
         if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise DataError(f"{name}: a {type(data).__name__} has no records to be asked for. Expected len() and [i].")
+            raise DataError(f"{name}: a {type(data).__name__} has no records to read. Expected len() and [i].")
         self._columns = None if x is None else (by_name(x), by_name(y), sample_weight)
         self._forget()
         self.records = len(data)
@@ -91,8 +91,8 @@ class MappingSource:
             items = self._asked(lambda: list(self._data.__getitems__(records)), records)
             if len(items) != len(records):
                 raise DataError(
-                    f"{self.name}: __getitems__ was asked for {len(records)} records and returned {len(items)}. It "
-                    "must return one for each number, in their order."
+                    f"{self.name}: __getitems__ was called for {len(records)} records but returned {len(items)}. It "
+                    "must return one record for each number, in order."
                 )
             return items
         if self._threads == 1:
@@ -145,13 +145,13 @@ class MappingSource:
                 )
             if not _fits(leaf, spec.dtype):
                 raise DataError(
-                    f"{self.name}: record {i}: {path} is {leaf.dtype} and holds numbers that {spec.dtype}, which the "
-                    "first one is, cannot hold. Convert all records to one dtype."
+                    f"{self.name}: record {i}: {path} is {leaf.dtype} and holds numbers that {spec.dtype}, the dtype "
+                    "of the first one, cannot hold. Convert all records to one dtype."
                 )
 
 
 def _fits(leaf: np.ndarray, dtype: str) -> bool:
-    """Return whether numbers are the same in another dtype; real numbers may be rounded."""
+    """Return whether numbers stay the same in another dtype; real numbers may be rounded."""
     if np.can_cast(leaf.dtype, dtype, "safe"):
         return True
     with np.errstate(over="ignore", invalid="ignore"):

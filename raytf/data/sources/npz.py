@@ -20,21 +20,21 @@ from raytf.data.sources.file_set import Files
 from raytf.errors import DataError, RaytfError, one_line
 
 _BLOCK_BYTES = 4 << 20
-#: Errors of zipfile, zlib and numpy for bytes that are not an archive of arrays, also encrypted or malformed ones.
+#: Errors of zipfile, zlib and numpy for bytes that are not an archive of arrays, or an encrypted or malformed one.
 _DAMAGED = (
     ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, SyntaxError, TypeError,
     MemoryError, RecursionError,
 )  # fmt: skip
 _LOCAL_HEADER = struct.Struct("<26xHH")
-#: Bytes that an array may have if a file is read as a whole.
+#: The most bytes of an array if a file is read as a whole.
 _MOST_BYTES = 64 << 30
-#: By the version of the format.
+#: Functions that read a header, by the version of the format.
 _READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclass(frozen=True)
 class _Member:
-    """An array of the archive at an offset in the file; None if it is compressed, or in Fortran's order."""
+    """An array of the archive; its offset in the file is None if it is compressed or in Fortran order."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,8 +49,8 @@ class _Member:
 class NpzSource(BlockSource):
     """Arrays of an .npz file on local disk, S3, GCS or Azure, all with the same first dimension.
 
-    Files of `numpy.savez` are read in rows. Those of `numpy.savez_compressed` cannot be: each worker unpacks the whole
-    file into its memory.
+    Files of `numpy.savez` are read in rows. Files of `numpy.savez_compressed` cannot be read in rows, so each worker
+    unpacks the whole file into its memory.
 
     Args:
         uri: the file.
@@ -63,7 +63,7 @@ class NpzSource(BlockSource):
 
     Raises:
         DataError: the file is not an .npz file; or an array is missing, is not numeric or has another length.
-        StorageError: storage refuses.
+        StorageError: storage refuses a request.
     """
 
     def __init__(
@@ -140,15 +140,15 @@ def load_arrays(uri: str, names: Sequence[str]) -> list[np.ndarray]:
     """Return arrays of an .npz file, which is read as a whole.
 
     Raises:
-        DataError: it is no .npz file, is damaged, or lacks an array.
-        StorageError: storage refuses.
+        DataError: it is not an .npz file, is damaged, or lacks an array.
+        StorageError: storage refuses a request.
     """
     files = Files(uri)
     members = _members(files)
     wanted = [_member(members, name, uri).name for name in names]
     if large := [name for name in wanted if members[name][0].file_size > _MOST_BYTES]:
         size = members[large[0]][0].file_size
-        raise DataError(f"{uri} is damaged: {large[0]} would have {size:,} bytes of at most {_MOST_BYTES:,}.")
+        raise DataError(f"{uri} is damaged: {large[0]} would have {size:,} bytes; the limit is {_MOST_BYTES:,}.")
     return _unpacked(files, wanted)
 
 
@@ -156,8 +156,8 @@ def array_names(uri: str) -> list[str]:
     """Return the names of the arrays in an .npz file.
 
     Raises:
-        DataError: it is no .npz file, or a damaged one.
-        StorageError: storage refuses.
+        DataError: it is not an .npz file, or is damaged.
+        StorageError: storage refuses a request.
     """
     return list(_members(Files(uri)))
 
@@ -183,7 +183,7 @@ def _member(members: dict[str, tuple[zipfile.ZipInfo, _Member]], name: str, uri:
 
 
 def _members(files: Files) -> dict[str, tuple[zipfile.ZipInfo, _Member]]:
-    """Return the arrays of the archive by name, which takes a few small reads."""
+    """Return the arrays of the archive by name, with a few small reads."""
     members = {}
     try:
         with zipfile.ZipFile(io.BufferedReader(_Ranges(files), 1 << 16)) as archive:
@@ -191,7 +191,7 @@ def _members(files: Files) -> dict[str, tuple[zipfile.ZipInfo, _Member]]:
                 if not info.filename.endswith(".npy"):  # such as a README
                     continue
                 with archive.open(info) as stream:
-                    # Other versions of the format are a KeyError.
+                    # Other versions of the format raise a KeyError.
                     read = _READ_HEADER[np.lib.format.read_magic(stream)]
                     shape, fortran, dtype = read(stream)
                     header = stream.tell()
@@ -221,7 +221,7 @@ def _body(files: Files, info: zipfile.ZipInfo) -> int:
 
 
 class _Ranges(io.RawIOBase):
-    """A file of `Files` for libraries that seek in it."""
+    """The file of a `Files` as a stream for libraries that seek in it."""
 
     def __init__(self, files: Files):
         self._files, self._at = files, 0

@@ -1,4 +1,4 @@
-"""Parquet files on local disk, S3, GCS or Azure, a row group at a time."""
+"""Parquet files on local disk, S3, GCS or Azure, read by row group."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from raytf.data.sources.schema import check_files, columns_of, labels_of, read_s
 from raytf.errors import DataError, StorageError, one_line
 from raytf.storage.refusals import classify
 
-#: Parquet files that a reader keeps open, and footers that a source and its readers keep; reading a footer takes 64 KiB
-#: or more from storage.
+#: The most files that a reader keeps open, and the most footers that a source and its readers keep. A footer costs a
+#: read of 64 KiB or more from storage.
 _OPEN_FILES = 64
 
 
@@ -29,20 +29,20 @@ class ParquetSource(BlockSource):
 
     Args:
         uri: a file, or a folder whose *.parquet files are read in the order of their names.
-        x: the column, or a list of columns (then inputs are a dict by name); None takes the columns that `raytf data
-            convert` wrote beside the files, else `image`.
+        x: the column, or a list of columns (inputs are then a dict by name); None uses the columns that `raytf data
+            convert` recorded beside the files, else `image`.
         y: the label's column or columns, or None.
         sample_weight: the column of sample weights, or None.
         shapes: shape of one record for list columns, by column; flat lists keep their length.
-        window: records within which the order is shuffled after row groups were; a larger one needs more memory.
+        window: number of records in a shuffle window; a larger window needs more memory.
         order: `blocks` permutes row groups; `records` permutes records, as with arrays, and a worker then keeps all
             records that it has read; `auto` is `records` for data of up to 256 MiB.
 
     A column holds numbers, or lists of numbers of one length.
 
     Raises:
-        DataError: no files, no records, a missing column, or a column that holds no numbers.
-        StorageError: storage refuses.
+        DataError: there are no files or records, or a column is missing or holds no numbers.
+        StorageError: storage refuses a request.
     """
 
     _own = (*BlockSource._own, "_opened", "_lock", "_footers")
@@ -97,7 +97,7 @@ class ParquetSource(BlockSource):
 
     def _forget(self) -> None:
         super()._forget()
-        #: By thread and file: a ParquetFile serves one thread at a time.
+        #: Open files by thread and file: a ParquetFile serves one thread at a time.
         self._opened: OrderedDict[tuple[int, int], Any] = OrderedDict()
         self._lock = threading.Lock()
         self._footers = _Footers()
@@ -133,7 +133,7 @@ class ParquetSource(BlockSource):
         with self._lock:
             self._opened[key] = file
             if len(self._opened) > _OPEN_FILES:
-                # Not closed: another thread may read it; it is closed with its last reference.
+                # Do not close it: another thread may be reading it, and it closes with its last reference.
                 self._opened.popitem(last=False)
         return file
 
@@ -156,12 +156,12 @@ class ParquetSource(BlockSource):
 
 
 class _Footers:
-    """Opens Parquet files with the footers that were read before. If several threads need a footer, one reads it."""
+    """Opens Parquet files, and reuses footers. If several threads need the same footer, only one reads it."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
-        #: By path, held while the footer is read.
+        #: Locks by path, each held while its footer is read.
         self._reading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def open(self, filesystem: Any, path: str) -> Any:
@@ -169,7 +169,7 @@ class _Footers:
 
         Raises:
             DataError: it is not a Parquet file, or a damaged one.
-            StorageError: storage refuses.
+            StorageError: storage refuses a request.
         """
         with self._lock:
             reading = self._reading[path]
@@ -203,10 +203,10 @@ def leaves_of(table: Any, names: list[str], shapes: dict[str, tuple[int, ...]], 
 
 
 def refuse_missing(names: list[str], present: set[str], path: str) -> None:
-    """Refuse a file that lacks a column.
+    """Raise if a file lacks a column.
 
     Raises:
-        DataError: one is missing.
+        DataError: a column is missing.
     """
     missing = [name for name in names if name not in present]
     if missing:
@@ -214,7 +214,7 @@ def refuse_missing(names: list[str], present: set[str], path: str) -> None:
 
 
 def refuse_others(names: list[str], leaves: list[np.ndarray], specs: list[Spec], path: str, first: str) -> None:
-    """Refuse columns with another shape or dtype than in the first file.
+    """Raise if a column has another shape or dtype than in the first file.
 
     Raises:
         DataError: a column differs.
@@ -261,10 +261,10 @@ def _refuse_nulls(column: Any, name: str, path: str) -> None:
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Tell an outage of storage, which may pass, from damaged data."""
+    """Raise a StorageError for an outage of storage, which may pass, and a DataError for damaged data."""
     try:
         yield
-    except (OSError, ValueError, NotImplementedError) as error:  # the last for types that a damaged footer names
+    except (OSError, ValueError, NotImplementedError) as error:  # a damaged footer may name unknown types
         text = one_line(error)
         kind = classify(error) if isinstance(error, OSError) else "other"
         if kind != "other":

@@ -44,7 +44,7 @@ class RayDataSource(ParquetSource):
     Raises:
         ConfigError: the folder contains something else.
         DataError: a column is missing or does not hold numbers, or the Dataset failed.
-        StorageError: storage refuses.
+        StorageError: storage refuses a request.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ def _write(dataset: Any, uri: str, columns: tuple[Any, Any, Any], say: Callable[
     if DatasetFolder(storage, schema, FileLayout("parquet", 1, 1)).is_finished:
         say(f"the Ray Dataset was written to {storage.locate('')} before, and is read from there")
         return
-    if storage.exists(UNFINISHED):  # start again: this time the Dataset may yield other records
+    if storage.exists(UNFINISHED):  # start over: the Dataset may yield other records this time
         for file in storage.files():
             if file.name.startswith("part-"):
                 storage.delete(file.name)
         storage.delete(UNFINISHED)
-    say(f"the Ray Dataset is written to {storage.locate('')} as Parquet, once, and read from there")
+    say(f"the Ray Dataset is written once to {storage.locate('')} as Parquet, and read from there")
     batches = _batches(dataset, names)
     first = next(batches, None)
     if first is None:

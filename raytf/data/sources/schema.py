@@ -12,7 +12,7 @@ from raytf.data.sources.file_set import Files
 from raytf.errors import DataError
 
 SCHEMA = "_raytf_schema.json"
-#: Exists until a conversion is finished.
+#: A file that exists until a conversion is finished.
 UNFINISHED = "_raytf_unfinished.json"
 _FORMAT = "raytf-data-1"
 
@@ -23,8 +23,8 @@ class RecordFile:
 
     Attributes:
         bytes: its size.
-        crc32c: of all its bytes.
-        records: their number.
+        crc32c: CRC-32C of all its bytes.
+        records: number of records.
         labels: smallest and largest label, or None.
     """
 
@@ -39,11 +39,11 @@ class Schema:
     """The schema of a folder of records.
 
     Attributes:
-        columns: (x, y, sample_weight), trees of names of features.
-        specs: of the features, by name.
+        columns: (x, y, sample_weight), trees of feature names.
+        specs: specs of the features, by name.
         classes: names of the classes in the order of their numbers, or None.
-        files: by name.
-        identity: tells the records and the way they were converted.
+        files: the files, by name.
+        identity: identifies the records and how they were converted.
     """
 
     columns: tuple[Any, Any, Any]
@@ -79,7 +79,7 @@ class Schema:
         """Read the schema from a file's bytes.
 
         Raises:
-            DataError: it is no schema, or damaged.
+            DataError: it is not a schema, or is damaged.
         """
         try:
             document = json.loads(data)
@@ -132,7 +132,7 @@ def check_files(schema: Schema, files: Files) -> None:
             raise DataError(f"{place} is not in {SCHEMA} beside it. Move one of them elsewhere.")
         if size != known.bytes:
             raise DataError(
-                f"{place} has {size} bytes, and {known.bytes} were written. It is cut off or was changed: convert the "
+                f"{place} has {size} bytes, but {known.bytes} were written. It is cut off or was changed: convert the "
                 "data again."
             )
 
@@ -145,7 +145,7 @@ def labels_of(schema: Schema | None, y: Any) -> tuple[tuple[int, int] | None, tu
 
 
 def columns_of(schema: Schema | None, x: Any, y: Any, sample_weight: str | None) -> tuple[Any, Any, Any]:
-    """Return the columns (x, y, sample_weight) of the arguments, else of the schema, else `image` and `label`."""
+    """Return the columns (x, y, sample_weight) from the arguments, else from the schema, else `image` and `label`."""
     if x is None and schema is not None and y == "label" and sample_weight is None:
         return schema.columns
     return by_name("image" if x is None else x), by_name(y), sample_weight

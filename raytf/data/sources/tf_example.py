@@ -1,4 +1,4 @@
-"""tf.train.Example without TensorFlow: many records at once where they look alike, one by one where they do not."""
+"""Reads and writes tf.train.Example without TensorFlow; records with the same layout are parsed together."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from raytf.errors import DataError
 
 Kind = Literal["bytes", "float", "int64"]
 _KINDS: dict[int, Kind] = {1: "bytes", 2: "float", 3: "int64"}
-#: Different lengths of records that are parsed as groups; if there are more, records are parsed one by one.
+#: The most record lengths that are parsed as groups; if there are more, records are parsed one by one.
 _GROUPS = 16
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A leaf as it lies in an Example.
+    """The encoding of a leaf in an Example.
 
     Attributes:
-        name: of the feature.
-        spec: of the leaf.
+        name: name of the feature.
+        spec: spec of the leaf.
         kind: the list that holds it; `bytes` has one value, the array's bytes or an encoded image.
         encoded: whether it is an image to be decoded.
     """
@@ -41,7 +41,7 @@ class Feature:
 
 
 def feature(name: str, spec: Spec) -> Feature:
-    """Return how raytf writes a leaf: integers and float32 as TensorFlow's readers expect, everything else as bytes."""
+    """Return the encoding of a leaf: integers and float32 as TensorFlow's readers expect, everything else as bytes."""
     dtype = np.dtype(spec.dtype)
     if dtype.kind == "f" and dtype.itemsize == 4:
         return Feature(name, spec, "float")
@@ -84,7 +84,7 @@ message_type {
 
 @functools.cache
 def _example() -> Any:
-    """Make the class of tf.train.Example in a pool of its own: TensorFlow's is neither imported nor disturbed."""
+    """Return a class for tf.train.Example, in a separate pool that neither imports nor affects TensorFlow's class."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     pool = descriptor_pool.DescriptorPool()
@@ -93,7 +93,7 @@ def _example() -> Any:
 
 
 def encode(features: Sequence[Feature], leaves: Sequence[np.ndarray]) -> Iterator[bytes]:
-    """Yield the Examples of a batch: the same bytes for the same numbers."""
+    """Yield the Examples of a batch; equal numbers make equal bytes."""
     example = _example()
     columns: list[Any] = []
     for f, leaf in zip(features, leaves, strict=True):
@@ -110,7 +110,7 @@ def encode(features: Sequence[Feature], leaves: Sequence[np.ndarray]) -> Iterato
             if f.kind == "bytes":
                 table[f.name].bytes_list.value.append(column[i])
             elif f.kind == "float":
-                # Not number by number: Python's floats would change the bits of a NaN.
+                # Copy the bytes, because Python's floats would change the bits of a NaN.
                 data = column[i].tobytes()
                 table[f.name].float_list.MergeFromString(b"\x0a" + _encoded(len(data)) + data if data else b"")
             else:
@@ -119,12 +119,12 @@ def encode(features: Sequence[Feature], leaves: Sequence[np.ndarray]) -> Iterato
 
 
 def infer(data: bytes, known: Mapping[str, Spec], names: Sequence[str], place: str) -> list[Feature]:
-    """Return the features with these names, as a record has them.
+    """Return the features with these names, inferred from a record.
 
     Args:
         data: the record.
-        known: specs that the record need not tell.
-        place: for messages.
+        known: specs by feature, which are not inferred.
+        place: the record's name in messages.
 
     Raises:
         DataError: it is not an Example, or lacks one of the features.
@@ -178,7 +178,7 @@ def _kind(value: Any) -> Kind | None:
 
 
 class Parser:
-    """Takes features out of records; an encoded image gives its bytes."""
+    """Extracts features from records; an encoded image stays bytes."""
 
     def __init__(self, features: Sequence[Feature]):
         self.features = list(features)
@@ -190,7 +190,7 @@ class Parser:
 
         Args:
             data: uint8, bytes of a file.
-            starts, lengths: [n] of the records in it.
+            starts, lengths: [n] offsets and sizes of the records in it.
             place: (i) -> name of the i-th record, for messages.
 
         Raises:
@@ -212,7 +212,7 @@ class Parser:
     def _parse_alike(
         self, data: np.ndarray, starts: np.ndarray, which: np.ndarray, length: int, out: list[Any]
     ) -> np.ndarray:
-        """Parse the records that are laid out like the first of some records of one length. Return the others."""
+        """Parse the records (all of one length) that are laid out like the first one. Return the others."""
         if len(which) < 2 or not length:
             return which
         rows = np.lib.stride_tricks.sliding_window_view(data, length)[starts[which]]
@@ -237,7 +237,7 @@ class Parser:
             else:
                 numbers = values.view("<f4" if f.kind == "float" else np.dtype(f.spec.dtype).newbyteorder("<"))
             if not _fits(numbers, f.spec.dtype).all():
-                return which  # the message names the record when they are parsed one by one
+                return which  # parsing one by one finds the record for the message
             target[good] = numbers.reshape(len(good), *f.spec.shape)
         return which[~alike]
 
@@ -279,15 +279,15 @@ class Parser:
 
 
 class ExampleReader:
-    """Turns records into arrays: parses their features, and decodes those that are images.
+    """Converts records to arrays: parses their features, and decodes images.
 
     Args:
-        first: a record that is like all others.
-        names: of the features.
-        known: specs that the record need not tell.
+        first: the first record, which represents all others.
+        names: names of the features.
+        known: specs by feature, which are not inferred.
         is_own: whether raytf wrote the records.
         images: (size, channels, fit) as for `Decoder.of`.
-        place: of the record, for messages.
+        place: the record's name in messages.
 
     Raises:
         DataError: as `infer` and `Parser.parse`, or an image is damaged.
@@ -316,8 +316,7 @@ class ExampleReader:
         place: Callable[[int], str],
         each: Callable[..., Iterable[np.ndarray]] = map,
     ) -> list[np.ndarray]:
-        """Return the leaves of records, each [n, *shape], as `Parser.parse`; `each` is `map`, or does the same with
-        threads."""
+        """Return the leaves of records, each [n, *shape], as `Parser.parse`; `each` is `map`, perhaps with threads."""
         leaves = self._parser.parse(data, starts, lengths, place)
         for k, decoder in enumerate(self._decoders):
             if decoder is not None:
@@ -333,7 +332,7 @@ def _decoded(decoder: Decoder, encoded: list[bytes], place: Callable[[int], str]
 
 
 def _fits(numbers: np.ndarray, dtype: str) -> np.ndarray:
-    """Return for each number whether a whole-numbered dtype holds it; other dtypes hold any, as near as they can."""
+    """Return, for each number, whether an integer dtype can hold it; other dtypes round any number."""
     kind = np.dtype(dtype)
     if kind.kind not in "iub" or numbers.dtype == kind:
         return np.ones(numbers.shape, bool)
@@ -342,7 +341,7 @@ def _fits(numbers: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _usable(layout: dict[str, tuple[Kind, int, int]], f: Feature, row: np.ndarray) -> tuple[int, int] | None:
-    """Return where a feature's value lies in a record, or None if it has another kind or length."""
+    """Return the range of a feature's value in a record, or None if it has another kind or length."""
     kind, a, b = layout.get(f.name, ("bytes", 0, -1))
     if kind != f.kind or b < a:
         return None
@@ -352,7 +351,7 @@ def _usable(layout: dict[str, tuple[Kind, int, int]], f: Feature, row: np.ndarra
 
 
 def _varints(rows: np.ndarray) -> np.ndarray:
-    """Return the numbers of packed varints [n, bytes] whose rows have their ends in the same places."""
+    """Return the numbers in packed varints [n, bytes], whose rows all have the same boundaries."""
     ends = np.flatnonzero(rows[0] < 0x80)
     out = np.zeros((len(rows), len(ends)), np.uint64)
     begin = 0
@@ -364,7 +363,7 @@ def _varints(rows: np.ndarray) -> np.ndarray:
 
 
 def _layout(record: bytes) -> dict[str, tuple[Kind, int, int]] | None:
-    """Return where each feature's value lies in a record, or None if the record is laid out in another way."""
+    """Return the kind and range of each feature's value in a record, or None if it has an unexpected layout."""
     try:
         layout: dict[str, tuple[Kind, int, int]] = {}
         ((number, a, b),) = _fields(record, 0, len(record))
@@ -385,7 +384,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield (number, start, stop) of a message's fields.
 
     Raises:
-        ValueError: a field has no length.
+        ValueError: a field has no length, or exceeds its message.
     """
     while at < end:
         key, at = _varint(data, at)

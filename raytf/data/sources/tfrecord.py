@@ -1,4 +1,4 @@
-"""TFRecord files of tf.train.Example, any record of which can be read."""
+"""TFRecord files of tf.train.Example, with random access to records."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from raytf.data.sources.tf_example import ExampleReader, names_of
 from raytf.data.sources.tfrecord_files import index
 from raytf.errors import DataError
 
-#: The ends of names of TFRecord files: `a.tfrecord`, `a.tfrecords`, `a.tfrecord-00000-of-00008`.
+#: Endings of the names of TFRecord files: `a.tfrecord`, `a.tfrecords`, `a.tfrecord-00000-of-00008`.
 ENDINGS = (".tfrecord", ".tfrecords", ".tfrec", ".tfr")
 #: Indexes of other libraries beside the files: `a.tfrecord-00000-of-00008.idx`.
 _INDEXES = (".idx", ".index")
-#: A block by default: a 256th of the data, within these bounds.
+#: The default size of a block is a 256th of the data, within these bounds.
 _LEAST_BLOCK, _LARGEST_BLOCK, _BLOCKS = 256 << 10, 8 << 20, 256
 
 
 class TFRecordSource(BlockSource):
     """TFRecord files of tf.train.Example on local disk, S3, GCS or Azure.
 
-    The places of records are read once and kept in `_raytf_index` beside the files, or in ~/.cache/raytf if that folder
-    cannot be written. Each record's CRC-32C is checked whenever it is read.
+    The positions of records are found once and stored in `_raytf_index` beside the files, or in ~/.cache/raytf if that
+    folder cannot be written. Each read of a record checks its CRC-32C.
 
     Args:
         uri: a file, or a folder with files `*.tfrecord`, in the order of their names.
-        x: the feature, or a list of features (then inputs are a dict by name); None takes what `raytf data convert`
-            wrote beside the files, else `image`.
+        x: the feature, or a list of features (inputs are then a dict by name); None uses the features that `raytf data
+            convert` recorded beside the files, else `image`.
         y: the label's feature or features, or None.
         sample_weight: the feature of sample weights, or None.
-        features: `Spec(shape, dtype)` of features by name, if the first record does not tell it: shapes, and bytes that
-            are numbers one after the other, which are taken for uint8 [length] otherwise.
-        size, channels, fit: of features that are JPEG or PNG, as for ImageFolderSource.
-        window: records within which the order is shuffled after blocks were; 8,192, or 64 MiB of them.
+        features: `Spec(shape, dtype)` by feature, if the first record does not show it: shapes, and the dtype of bytes
+            that are packed numbers, which are read as uint8 [length] otherwise.
+        size, channels, fit: settings for features that are JPEG or PNG images, as for ImageFolderSource.
+        window: number of records in a shuffle window; by default 8,192, or 64 MiB of them.
         order: `records` permutes records as with arrays; `blocks` permutes blocks and shuffles within windows, which
-            object stores need for data larger than memory; `auto` is `records` for up to 256 MiB, also when decoded.
-        block_bytes: of a block; by default a 256th of the data, 256 KiB to 8 MiB.
+            object stores need for data larger than memory; `auto` is `records` for up to 256 MiB, also after decoding.
+        block_bytes: bytes of a block; by default a 256th of the data, 256 KiB to 8 MiB.
 
     Raises:
-        DataError: no files or records, a missing feature, or damage.
-        StorageError: storage refuses.
+        DataError: there are no files or records, a feature is missing, or a file is damaged.
+        StorageError: storage refuses a request.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class TFRecordSource(BlockSource):
     def _decode(
         self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, f: int, inside: np.ndarray
     ) -> list[np.ndarray]:
-        """Return the leaves of records of file f, whose numbers in it are `inside`."""
+        """Return the leaves of the records with the numbers `inside` in file f."""
         self._check(data, starts, lengths, f, inside)
         return self._reader.read(data, starts, lengths, lambda i: self._place(f, int(inside[i])), self._files.map)
 
@@ -163,7 +163,7 @@ class TFRecordSource(BlockSource):
             i, why = damage
             raise DataError(
                 f"{self._place(f, int(np.atleast_1d(inside)[i]))}: {why}. The file is damaged, or was changed since "
-                "the source was made; `raytf data check` looks at all of it."
+                "the source was made; `raytf data check` checks all of it."
             )
 
     def _place(self, f: int, record: int) -> str:
@@ -172,7 +172,7 @@ class TFRecordSource(BlockSource):
 
 
 def is_tfrecord(name: str) -> bool:
-    """Return whether a file's name is one of TFRecords."""
+    """Return whether a file has the name of a TFRecord file."""
     base = name.rpartition("/")[2].lower()
     is_shard = any(f"{ending}-" in base for ending in ENDINGS) and not base.endswith(_INDEXES)
     return base.endswith(ENDINGS) or is_shard
@@ -182,8 +182,8 @@ def features_of(uri: str) -> list[str]:
     """Return the names of the first record's features; none if there is no undamaged record.
 
     Raises:
-        DataError: it is no tf.train.Example.
-        StorageError: storage refuses.
+        DataError: it is not a tf.train.Example.
+        StorageError: storage refuses a request.
     """
     files = Files(uri, is_wanted=is_tfrecord)
     for i, size in enumerate(files.sizes):

@@ -1,4 +1,4 @@
-"""TFRecord files: the frames of their records, and an index of where records lie, kept beside the files."""
+"""TFRecord files: the frames of their records, and an index of record positions, stored beside the files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FRAME = HEADER + FOOTER
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 _CHUNK = 8 << 20
-#: Longer records are taken for damage; an index keeps lengths in 32 bits.
+#: Longer records count as damage; an index stores lengths in 32 bits.
 _LONGEST = (1 << 32) - 1
 INDEX = "_raytf_index"
 _MAGIC = b"RAYTFIX1"
 _LENGTHS = struct.Struct("<QI")
-#: Bytes at a file's end of which the index keeps a CRC.
+#: Bytes at a file's end whose CRC is in the index.
 _END = 1 << 16
-#: A message says that more bytes than this are read.
+#: Scanning more bytes than this prints a message first.
 _SILENT_BYTES = 1 << 30
 
 
@@ -44,7 +44,7 @@ class Damage:
     Attributes:
         record: number of the record in its file, from 0.
         offset: byte at which the record begins.
-        why: for people.
+        why: the reason, for people.
     """
 
     record: int
@@ -56,7 +56,7 @@ def masked_crc(data: bytes | memoryview) -> int:
     """Return the CRC-32C of some bytes, rotated and shifted as in TFRecord files."""
     import google_crc32c
 
-    crc = google_crc32c.value(np.frombuffer(data, np.uint8))  # it takes no memoryview
+    crc = google_crc32c.value(np.frombuffer(data, np.uint8))  # it does not accept a memoryview
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -67,7 +67,7 @@ def header(length: int) -> bytes:
 
 
 def frame(records: Iterable[bytes]) -> bytes:
-    """Return records as they lie in a file."""
+    """Return records with their frames, as in a file."""
     parts: list[bytes] = []
     for data in records:
         parts += header(len(data)), data, _CRC.pack(masked_crc(data))
@@ -123,7 +123,7 @@ def _next_frame(get: Callable[[int, int], memoryview], start: int, size: int) ->
     while start + HEADER <= size:
         chunk = np.frombuffer(get(start, min(1 << 18, size - start)), np.uint8)
         lengths = np.lib.stride_tricks.sliding_window_view(chunk, HEADER)
-        # A length that fits in the file has zeros at its end: few places are left to check.
+        # A length that fits in the file ends with zeros, so there are few positions to check.
         fits = lengths[:, 4:8].max(1) == 0
         for i in np.flatnonzero(fits).tolist():
             if not isinstance(_length(get, start + i, size), str):
@@ -133,12 +133,12 @@ def _next_frame(get: Callable[[int, int], memoryview], start: int, size: int) ->
 
 
 def find_damage(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[int, str] | None:
-    """Return the first record with a damaged frame, as its place in `starts` and the reason; None if all are good.
+    """Return the first damaged record, as its index in `starts` and the reason; None if all are intact.
 
     Args:
         data: uint8, bytes of a file.
-        starts: [n] where the data of records begin in it.
-        lengths: [n] their bytes, as the index has them.
+        starts: [n] offset of each record's data in it.
+        lengths: [n] size of each record's data, from the index.
     """
     import google_crc32c
 
@@ -149,7 +149,7 @@ def find_damage(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tu
     present = np.lib.stride_tricks.sliding_window_view(data, HEADER)[starts - HEADER]
     wrong = (present != heads[which]).any(1)
     if wrong.any():
-        return int(wrong.argmax()), "its length is not the one that the index has"
+        return int(wrong.argmax()), "its length is not the one in the index"
     value = google_crc32c.value
     ends = starts + lengths
     pairs = zip(starts.tolist(), ends.tolist(), strict=True)
@@ -183,7 +183,7 @@ class IndexEntry:
 
 
 def encode(entries: dict[str, IndexEntry]) -> bytes:
-    """Return an index as a file's bytes, which are the same for the same entries."""
+    """Return an index as the bytes of a file; equal entries make equal bytes."""
     names = sorted(entries)
     about = [[n, entries[n].bytes, entries[n].end_crc, len(entries[n].lengths)] for n in names]
     head = json.dumps(about).encode()
@@ -192,7 +192,7 @@ def encode(entries: dict[str, IndexEntry]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, IndexEntry]:
-    """Read an index from a file's bytes. It is empty if it is damaged: then the files are scanned again."""
+    """Return the index in a file's bytes; empty if it is damaged, so that the files are scanned again."""
     try:
         size, crc = _LENGTHS.unpack_from(data, len(_MAGIC))
         rest = data[len(_MAGIC) + _LENGTHS.size :]
@@ -213,10 +213,10 @@ def index(files: Files) -> list[IndexEntry]:
 
     Raises:
         DataError: a file is damaged, or compressed.
-        StorageError: storage refuses.
+        StorageError: storage refuses a request.
     """
     known: dict[str, IndexEntry] = {}
-    with contextlib.suppress(DamagedFileError):  # it is made again in the cache
+    with contextlib.suppress(DamagedFileError):  # a new index is stored in the cache
         known = decode(files.storage.get_or_none(INDEX) or b"")
     cache = _cache(files)
     if not known:
@@ -242,15 +242,15 @@ def entry_of(data: bytes, lengths: np.ndarray) -> IndexEntry:
 
 
 def refuse_compressed(start: bytes | memoryview, place: str) -> None:
-    """Refuse a file that begins like a compressed one.
+    """Raise if a file begins like a compressed one.
 
     Raises:
-        DataError: it does.
+        DataError: the file is compressed.
     """
     if bytes(start[:2]) == b"\x1f\x8b" or bytes(start[:2]) in (b"\x78\x01", b"\x78\x9c", b"\x78\xda"):
         raise DataError(
-            f"{place} is compressed, so no record of it can be read by itself. Expected plain TFRecords: unpack it "
-            "first, with gunzip or zlib-flate; raytf data convert --to parquet makes files that are small, too."
+            f"{place} is compressed, so its records cannot be read one by one. Expected plain TFRecords: unpack it "
+            "first, with gunzip or zlib-flate. For small files, use raytf data convert --to parquet."
         )
 
 
@@ -274,14 +274,14 @@ def _scan(files: Files, i: int) -> IndexEntry:
                 refuse_compressed(files.read(i, 0, min(2, files.sizes[i])), place)
             raise DataError(
                 f"{place}: record {record.record} at byte {record.offset}: {record.why}. "
-                f"`raytf data check` finds all that is damaged."
+                f"`raytf data check` finds all damage."
             )
         lengths.append(len(record[1]))
     return IndexEntry(files.sizes[i], zlib.crc32(_end(files, i)), np.array(lengths, np.uint32))
 
 
 def _cache(files: Files) -> Path:
-    """Return where the index is kept if the data's folder cannot be written."""
+    """Return the path of the index if the data's folder cannot be written."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     name = hashlib.sha256(files.storage.locate("").encode()).hexdigest()[:24]
     return Path(base).expanduser() / "raytf" / "index" / name
@@ -291,5 +291,5 @@ def _keep(files: Files, cache: Path, data: bytes) -> None:
     try:
         files.storage.put(INDEX, data)
     except StorageError:
-        with contextlib.suppress(OSError):  # it is made again the next time
+        with contextlib.suppress(OSError):  # the next start scans the files again
             local_files.put(str(cache), data)

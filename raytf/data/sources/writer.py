@@ -1,4 +1,4 @@
-"""Writes folders of TFRecord or Parquet files with a schema: file by file, each whole or not at all."""
+"""Writes folders of TFRecord or Parquet files with a schema. Each file appears only when it is complete."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from raytf.data.sources.tfrecord_files import encode as encode_index
 from raytf.errors import ConfigError, DataError
 
 To = Literal["tfrecord", "parquet"]
-#: Bytes of a file, and of a block that is read as one, by default.
+#: Default sizes in bytes of a file, and of a block, which is read in one piece.
 FILE_BYTES, BLOCK_BYTES = 128 << 20, 8 << 20
-#: The least number of blocks, unless they became smaller than a request is worth.
+#: The number of blocks to aim for, and the smallest size in bytes of a block that is worth a request.
 _BLOCKS, _LEAST_BLOCK = 256, 256 << 10
-#: Bytes of a record beside its numbers: its frame, and the names of features.
+#: Bytes of a TFRecord in addition to its numbers: its frame, and the names of its features.
 _OVERHEAD = 64
 
 
@@ -36,8 +36,8 @@ class FileLayout:
     """The sizes of files and blocks.
 
     Attributes:
-        to: the format.
-        file_records, block_records: records in each but the last.
+        to: the format of the files.
+        file_records, block_records: number of records in each file and block but the last.
     """
 
     to: To
@@ -46,12 +46,12 @@ class FileLayout:
 
     @classmethod
     def of(cls, to: To, spec: Any, records: int | None, file_bytes: int, block_bytes: int | None) -> FileLayout:
-        """Return the layout for records of a kind.
+        """Return the layout for records of this spec.
 
         Args:
-            records: their number, or None.
+            records: number of records; None if it is unknown.
             file_bytes: the approximate size of a file.
-            block_bytes: of a block; None for a 256th of the data, 256 KiB to 8 MiB.
+            block_bytes: the size of a block; None for 1/256 of the data, from 256 KiB to 8 MiB.
         """
         each = record_bytes(spec) + (_OVERHEAD if to == "tfrecord" else 0)
         if block_bytes is None:
@@ -68,7 +68,7 @@ def named(source: Source) -> tuple[Any, list[str], dict[str, Spec]]:
     """Return names for the leaves of a source: (tree of names, names in order, specs by name).
 
     Raises:
-        DataError: it nests deeper than columns of files.
+        DataError: the source nests arrays deeper than the columns of a file can, or two arrays share a name.
     """
     x, y, weight = source.spec
     columns = tree.map_leaves(str, getattr(source, "_columns", None))
@@ -87,26 +87,26 @@ def _names(part: Any, name: str) -> Any:
         return None if part is None else name
     if isinstance(part, dict) and all(isinstance(inner, Spec) for inner in part.values()):
         return {key: str(key) for key in part}
-    raise DataError(f"{name} holds nested arrays. Files have columns: pass one array, or a flat dict of arrays.")
+    raise DataError(f"{name} holds nested arrays, but files have columns. Pass one array, or a flat dict of arrays.")
 
 
 class DatasetFolder:
-    """A folder that is being written: it takes records in files, and remembers those that are complete.
+    """A folder of record files that is being written, with a list of the files that are complete.
 
     Args:
         storage: the folder.
-        schema: without files.
+        schema: schema of the records; its `files` are ignored.
         layout: the sizes of files and blocks.
 
     Raises:
-        ConfigError: something else is in the folder.
+        ConfigError: the folder contains something else.
     """
 
     def __init__(self, storage: Any, schema: Schema, layout: FileLayout):
         self._storage, self._schema, self._layout = storage, schema, layout
         y, specs = schema.columns[1], schema.specs
         is_label = isinstance(y, str) and y in specs and not specs[y].shape and np.dtype(specs[y].dtype).kind in "iub"
-        #: The label's place among the leaves, if there is one label of whole numbers.
+        #: Index of the label among the leaves; None unless the label is a single integer.
         self._label = schema.names().index(y) if is_label else None
         self._files: dict[str, RecordFile] = {}
         self._entries: dict[str, IndexEntry] = {}
@@ -131,7 +131,7 @@ class DatasetFolder:
             self._remember()
 
     def write(self, name: str, batches: Iterable[list[np.ndarray]]) -> None:
-        """Write a file of the records in some batches; it appears when it is complete."""
+        """Write the records of `batches` to a file, which appears only when it is complete."""
         writer = _Tfrecords(self._schema, self._layout) if self._layout.to == "tfrecord" else None
         out = writer or _Parquet(self._schema, self._layout)
         low, high, records = np.inf, -np.inf, 0
@@ -152,13 +152,13 @@ class DatasetFolder:
         """Mark the folder as incomplete, and write all files that are not complete yet.
 
         Args:
-            queue: all records, also those of complete files.
+            queue: all records, including those of complete files.
             written: called after each file.
         """
         self.begin()
         for i in itertools.count():
             name = self._layout.name(i)
-            if name in self._files:  # of an earlier start
+            if name in self._files:  # written by an earlier start
                 queue.skip(self._files[name].records)
             elif queue.is_over():
                 break
@@ -184,7 +184,7 @@ class DatasetFolder:
     def _entry_of(self, name: str) -> IndexEntry:
         data = memoryview(self._storage.get(name))
         if len(data) != self._files[name].bytes or _crc32c(data) != self._files[name].crc32c:
-            raise DataError(f"{self._storage.locate(name)} was changed while it was made. Begin with an empty folder.")
+            raise DataError(f"{self._storage.locate(name)} was changed after it was written. Use an empty folder.")
         records = tfrecord_files.scan(lambda at, n: data[at : at + n], len(data))
         return entry_of(bytes(data), np.array([len(r[1]) for r in records if isinstance(r, tuple)], np.uint32))
 
@@ -203,13 +203,13 @@ class DatasetFolder:
 
 
 class BatchQueue:
-    """Batches that are still to be written.
+    """A queue of batches to write.
 
     Args:
-        batches: their leaves.
+        batches: the leaves of each batch.
 
     Attributes:
-        rows: records in each batch that was taken.
+        rows: number of records in each batch taken so far.
     """
 
     def __init__(self, batches: Iterator[list[np.ndarray]]):
@@ -222,7 +222,7 @@ class BatchQueue:
         return self._head is None
 
     def upto(self, records: int) -> Iterator[list[np.ndarray]]:
-        """Take batches with at least this many records together, if there are so many."""
+        """Yield batches until they have at least this many records together, or until none remains."""
         taken = 0
         while taken < records and not self.is_over():
             leaves, self._head = self._head, None
@@ -260,7 +260,7 @@ class _Parquet:
         kinds = [_arrow_type(self._specs[name], name) for name in self._names]
         self._schema = pa.schema(list(zip(self._names, kinds, strict=True)))
         self._sink = pa.BufferOutputStream()
-        # Parquet stores numbers of 8 bits in 32. With a dictionary they take 8, and a third of the time to read.
+        # Parquet stores 8-bit numbers in 32 bits. A dictionary stores them in 8, and takes a third of the time to read.
         small = [n for n in self._names if np.dtype(self._specs[n].dtype).itemsize == 1 and self._specs[n].shape]
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -318,17 +318,17 @@ def write(
     identity: str,
     progress: Callable[[int], object] = lambda records: None,
 ) -> bool:
-    """Write all records of a source into a folder, in their order; return whether there was something to do.
+    """Write all records of a source into a folder, in order; return False if the folder was already complete.
 
-    If an earlier call was killed, it continues from there.
+    If an earlier call was killed, write only the files that are missing.
 
     Args:
         storage: the folder.
-        identity: tells this conversion from others.
-        progress: receives the number of records done, now and then.
+        identity: distinguishes this conversion from others.
+        progress: called with the number of records done, after each block and each file.
 
     Raises:
-        ConfigError: something else is in the folder.
+        ConfigError: the folder contains something else.
         DataError: a record cannot be read.
         StorageError: storage refuses.
     """
@@ -354,11 +354,11 @@ def write(
 
 
 def open_folder(storage: Any, source: Source, layout: FileLayout, identity: str) -> DatasetFolder:
-    """Return the folder for a source's records, with those that it has already.
+    """Return the folder for a source's records, with the complete files that it already has.
 
     Raises:
-        ConfigError: something else is in it.
-        DataError: no file can hold records of this kind.
+        ConfigError: the folder contains something else.
+        DataError: the file format cannot store records of this kind.
     """
     columns, _, specs = named(source)
     if layout.to == "parquet":
@@ -368,5 +368,5 @@ def open_folder(storage: Any, source: Source, layout: FileLayout, identity: str)
 
 
 def identity_of(source: Source, layout: FileLayout) -> str:
-    """Return a text that tells a conversion from others."""
+    """Return a text that distinguishes a conversion from others."""
     return json.dumps({"records": fingerprint(source), **asdict(layout)})

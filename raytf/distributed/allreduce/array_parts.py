@@ -1,4 +1,4 @@
-"""Arrays in pieces, as `host` and `network` add them, and what both raise."""
+"""Splits arrays into pieces, which `host` and `network` add, and defines the errors that both raise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-#: Alignment in bytes of memory that TensorFlow takes over without a copy.
+#: Alignment in bytes of memory that TensorFlow uses without a copy.
 _ALIGNMENT = 64
 
 Parts = list[np.ndarray]
@@ -16,19 +16,19 @@ Parts = list[np.ndarray]
 class PeerLostError(RuntimeError):
     """Another process is gone.
 
-    The message begins with `Collective`. From a graph, TensorFlow raises errors of its own that keep only the message,
-    so `raytf.training.worker` recognizes a lost peer by this word.
+    The message begins with `Collective`. In a graph, TensorFlow replaces the error with its own and keeps only the
+    message, so `raytf.training.worker` recognizes a lost peer by this word.
     """
 
 
 class OrderError(RuntimeError):
-    """Two processes add different arrays, so that their sums would have no meaning."""
+    """Two processes add different arrays, so their sum would be meaningless."""
 
 
 @contextlib.contextmanager
 def all_or_none(whose: str, are_there: bool, close: Callable[[], None]) -> Iterator[None]:
-    """Close the connections with some processes (`whose`) if a sum fails, so that no other process waits for this one;
-    raise a PeerLostError if a process is gone, or was before."""
+    """Call `close` if a sum with some processes (`whose`) fails, so that no other process waits for this one. Raise a
+    PeerLostError if one of the processes is lost, or was lost in an earlier sum."""
     if not are_there:
         raise PeerLostError(f"Collective: a worker of {whose} was lost before")
     try:
@@ -42,7 +42,7 @@ def all_or_none(whose: str, are_there: bool, close: Callable[[], None]) -> Itera
 
 
 def empty(like: np.ndarray) -> np.ndarray:
-    """Return an array as large as another one, in memory that TensorFlow takes over without a copy."""
+    """Return an uninitialized array like another one, in memory that TensorFlow uses without a copy."""
     memory = np.empty(like.nbytes + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
     return memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)
@@ -51,7 +51,7 @@ def empty(like: np.ndarray) -> np.ndarray:
 def pieces(
     values: Sequence[np.ndarray], out: Sequence[np.ndarray], most_bytes: int
 ) -> Iterator[tuple[Parts, Parts, int]]:
-    """Yield parts of the values and of the results, `most_bytes` in all at most, and how many numbers these are."""
+    """Yield parts of the values and of the results, at most `most_bytes` of each, and their count of numbers."""
     room = most_bytes // values[0].itemsize
     mine, total, size = [], [], 0
     for value, result in zip(values, out, strict=True):
@@ -69,7 +69,7 @@ def pieces(
 
 
 def copy_in(parts: Parts, slot: np.ndarray) -> None:
-    """Lay parts side by side into a vector."""
+    """Copy parts one after another into a vector."""
     begin = 0
     for part in parts:
         slot[begin : begin + len(part)] = part
@@ -77,7 +77,7 @@ def copy_in(parts: Parts, slot: np.ndarray) -> None:
 
 
 def copy_out(slot: np.ndarray, parts: Parts) -> None:
-    """Lay the parts of a vector where they belong."""
+    """Copy a vector back into its parts."""
     begin = 0
     for part in parts:
         part[:] = slot[begin : begin + len(part)]
@@ -85,7 +85,7 @@ def copy_out(slot: np.ndarray, parts: Parts) -> None:
 
 
 def sum_of(parts: list[np.ndarray], out: np.ndarray) -> None:
-    """Add at least two vectors, in their order."""
+    """Add at least two vectors in order."""
     np.add(parts[0], parts[1], out=out)
     for other in parts[2:]:
         np.add(out, other, out=out)

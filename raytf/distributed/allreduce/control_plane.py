@@ -1,9 +1,9 @@
 """The exchange of values between ranks outside of the step, over CPUs and host memory only.
 
-TensorFlow refuses to add int32 and bfloat16 on GPUs, and NCCL refuses two ranks on one GPU. So whatever device computes
-the gradients, ranks agree, send weights and add metrics over their CPUs. Ranks that share a host first add in its
-memory (`host`), and only the first of each host talks to those of other hosts. Gradients can take this path,
-too: on CPUs it is the usual one, and on GPUs the one that needs nothing of them.
+TensorFlow cannot add int32 and bfloat16 on GPUs, and NCCL does not support two ranks on one GPU. Ranks therefore agree,
+send weights and add metrics over their CPUs, whatever device computes the gradients. Ranks that share a host first
+add in its memory (`host`), and only the first rank of each host talks to other hosts. Gradients can take this path,
+too. It is the usual path for CPUs, and for GPUs the one with no requirements.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from raytf.errors import WorkerLostError
 
 #: Bytes of the row in which a rank describes itself.
 _ROW_BYTES = 1024
-#: Random bits in the name of a host's meeting point.
+#: Number of random bits in the name of a host's meeting point.
 _BITS = 60
-#: Bytes that travel at a time: that much memory is needed in addition to the arrays.
+#: Bytes that are sent at once. This much memory is needed in addition to the arrays.
 PIECE_BYTES = 1 << 26
-#: Up to this many bytes it is not worth a separate message to say which arrays are zero.
+#: Up to this many bytes, a separate message on which arrays are zero is not worthwhile.
 _SMALL_BYTES = 1 << 16
-#: This process's own, whether it is in a cluster or not.
+#: This process's own CPU, whether or not the process is in a cluster.
 _DEVICE = "/device:CPU:0"
-#: Keys of the groups of all ranks and of the first rank of each host, far from those that the strategy gives its own.
+#: Keys of the groups of all ranks and of the first rank of each host, far from the keys that the strategy uses.
 _ALL_KEY, _HOSTS_KEY = 2_000_000, 1_000_000
 
 
 class ControlPlane(abc.ABC):
-    """This rank's link to all others over CPUs; each rank must make the same calls in the same order.
+    """This rank's connection to all others over CPUs. Each rank must make the same calls in the same order.
 
     Args:
         rank: this rank.
-        world_size: how many ranks there are.
+        world_size: number of ranks.
         device: full name of this rank's CPU.
 
     Attributes:
-        on_host: the sum over the ranks of this host, where several share its memory.
-        hosts: how many groups of ranks share memory; the number of ranks where none do.
+        on_host: the sum over the ranks of this host, if several share its memory.
+        hosts: number of groups of ranks that share memory; the number of ranks if none do.
     """
 
     def __init__(self, rank: int, world_size: int, device: str):
@@ -62,37 +62,37 @@ class ControlPlane(abc.ABC):
 
     @abc.abstractmethod
     def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return on this rank's CPU the sums of tensors of one dtype over all ranks; may be traced."""
+        """Return the sums of tensors of one dtype over all ranks, on this rank's CPU. Can be traced."""
 
     @abc.abstractmethod
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of an array over all ranks, computed at once.
 
         Raises:
-            tf.errors.UnavailableError: or another error of TensorFlow's, when a rank is gone.
+            tf.errors.UnavailableError: or another error of TensorFlow, if a rank is gone.
         """
 
     @abc.abstractmethod
     def _sum_before(self, values: np.ndarray) -> np.ndarray:
-        """Return the sum as `sum` does, before the ranks of a host share memory."""
+        """Return the same as `sum`, for calls before the ranks of a host share memory."""
 
     @abc.abstractmethod
     def _join_hosts(self, firsts: Sequence[int]) -> None:
-        """Prepare sums over hosts, now that ranks share memory, by the first rank of each host."""
+        """Prepare sums over hosts by the first rank of each host, after ranks have set up shared memory."""
 
     def gather(self, row: bytes) -> list[bytes]:
-        """Return each rank's row, on every rank; a row is at most 1024 bytes and must not end in zeros."""
+        """Return each rank's row, on every rank. A row has at most 1024 bytes and must not end in zeros."""
         table = np.zeros([self.world_size, _ROW_BYTES], np.uint8)
         table[self.rank, : len(row)] = np.frombuffer(row, np.uint8)
         rows = self._sum_before(table.view(np.int32))
         return [each.tobytes().rstrip(b"\0") for each in rows.view(np.uint8)]
 
     def meet(self, hosts: Sequence[str], tokens: Sequence[str]) -> None:
-        """Set up shared memory with the ranks of this host; every rank must call it, and all succeed or none.
+        """Set up shared memory with the ranks of this host. Every rank must call it; all ranks succeed or none.
 
         Args:
-            hosts: for each rank, what it has in common with the ranks that it can share memory with.
-            tokens: random, one for each rank; those of a host make the name of its meeting point.
+            hosts: for each rank, an id that is equal for ranks that can share memory.
+            tokens: a random token of each rank. The tokens of a host's ranks determine the name of its meeting point.
         """
         ranks_of: dict[str, list[int]] = {}
         for rank, host in enumerate(hosts):
@@ -118,25 +118,25 @@ class ControlPlane(abc.ABC):
             on_host.close()
 
     def share(self, data: bytes, giver: int = 0) -> bytes:
-        """Return the bytes of one rank, of any length, on every rank."""
+        """Return the bytes of the rank `giver`, of any length, on every rank."""
         length = int(self.sum(np.array([len(data) if self.rank == giver else 0], np.float64))[0])
         own = data if self.rank == giver else bytes(length)
         return self.broadcast([np.frombuffer(own, np.uint8)], giver=giver)[0].tobytes()
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
-        """Return the arrays of one rank, bit for bit, on every rank; see `broadcast`."""
+        """Return the arrays of the rank `giver`, bit for bit, on every rank; see the function `broadcast`."""
         return broadcast(arrays, self.rank == giver, self.sum)
 
 
 def by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Call a function of arrays with tensors; its results have the shapes of these. May be traced."""
+    """Call a function of arrays with tensors; its results have the same shapes. Can be traced."""
     arrays = tf.numpy_function(call, tensors, [t.dtype for t in tensors])
     return [tf.ensure_shape(each, t.shape) for each, t in zip(arrays, tensors, strict=True)]
 
 
 @contextlib.contextmanager
 def as_tensorflow() -> Iterator[None]:
-    """Raise the loss of a rank as TensorFlow does in a graph."""
+    """Raise the loss of a rank as the error that TensorFlow raises in a graph."""
     try:
         yield
     except PeerLostError as error:
@@ -149,16 +149,16 @@ def broadcast(
     add: Callable[[np.ndarray], np.ndarray],
     piece_bytes: int = PIECE_BYTES,
 ) -> list[np.ndarray]:
-    """Return rank 0's arrays, bit for bit; rank 0 itself gets the arrays that it gave.
+    """Return the giver's arrays, bit for bit; the giver itself gets the same objects back.
 
-    Adding integer zeros keeps every bit, NaN payloads included. An array whose bytes are all zero, such as a slot of
-    Adam in a new run, does not travel: one number marks it.
+    Adding integer zeros keeps every bit, including NaN payloads. An array whose bytes are all zero, such as a slot of
+    Adam in a new run, is not sent, but only marked by one number.
 
     Args:
-        arrays: of rank 0; the other ranks give arrays of the same shapes and dtypes, whose values do not matter.
-        is_first: whether this is rank 0.
-        add: sums a vector of int32 over all ranks.
-        piece_bytes: the most bytes that are added at a time; a multiple of 4.
+        arrays: arrays of the giver; other ranks pass arrays of the same shapes and dtypes, whose values do not matter.
+        is_first: whether this rank is the giver.
+        add: returns the sum of an int32 vector over all ranks.
+        piece_bytes: most bytes that are added at once; a multiple of 4.
 
     Returns:
         The arrays. Some may share memory, so do not write to them.
@@ -192,7 +192,7 @@ def _bytes_of(array: np.ndarray) -> np.ndarray:
 
 
 def _has_bits(array: np.ndarray) -> bool:
-    """Return whether any bit is set; -0.0 has one."""
+    """Return whether any bit is set, as in -0.0."""
     data = _bytes_of(array)
     whole = len(data) - len(data) % 8
     return bool(data[:whole].view(np.uint64).any() or data[whole:].any())
@@ -202,13 +202,13 @@ class SocketPlane(ControlPlane):
     """A control plane over TCP; see `ControlPlane`. A graph that adds stays valid when the ranks meet again.
 
     Args:
-        meeting: ranks that have met.
+        meeting: the ranks to connect to.
 
     Attributes:
-        loss: why the last sum failed, because a rank is lost; empty while all are there.
+        loss: why the last sum failed, if a rank was lost; otherwise empty.
 
     Raises:
-        WorkerLostError: the ranks do not reach each other. The message names those that were not reached.
+        WorkerLostError: the ranks cannot reach each other. The message names the ranks that were not reached.
     """
 
     def __init__(self, meeting: Meeting) -> None:
@@ -216,15 +216,15 @@ class SocketPlane(ControlPlane):
         self.loss = ""
         #: Address at which others reach this rank.
         self._host = ""
-        #: Over all ranks at first, then over the first ones of each host; None on any other rank.
+        #: Connects all ranks at first, later the first rank of each host; None on other ranks.
         self._network: NetworkSum | None = None
         self.join(meeting)
 
     def join(self, meeting: Meeting) -> None:
-        """Connect this rank with all others of a meeting, and leave those of the one before; `meet` comes next.
+        """Connect this rank to all others of a meeting, and leave the previous meeting. Call `meet` next.
 
         Raises:
-            WorkerLostError: they do not reach each other; says which.
+            WorkerLostError: the ranks cannot reach each other. The message names the ranks that were not reached.
         """
         self.leave()
         self.rank, self.world_size, self.hosts, self.loss = meeting.rank, meeting.world_size, meeting.world_size, ""
@@ -237,21 +237,21 @@ class SocketPlane(ControlPlane):
             self._network = NetworkSum.connect(meeting)
         except OSError as error:
             lost = WorkerLostError(
-                f"rank {meeting.rank} at {meeting.addresses[meeting.rank]} has not met the others: {error}. Nodes must "
-                "be able to reach each other at any port."
+                f"rank {meeting.rank} at {meeting.addresses[meeting.rank]} has not met the others: {error}. Nodes "
+                "must be able to reach each other at any port."
             )
             lost.unreached = error.ranks if isinstance(error, UnreachedError) else frozenset()
             raise lost from None
 
     def leave(self) -> None:
-        """Hang up; ranks that wait for this one then see that it is gone."""
+        """Close the connections, so that ranks that wait for this one notice that it is gone."""
         for each in (self._network, self.on_host):
             if each is not None:
                 each.close()
         self._network = self.on_host = None
 
     def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
-        """Send arrays straight from some ranks to others; see `Ranks.hand`."""
+        """Send arrays directly from some ranks to others; see `Ranks.hand`."""
         return state_transfer.hand(self, self._host, self._is_over, arrays, givers, takers)
 
     def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -276,7 +276,7 @@ class SocketPlane(ControlPlane):
             self._network = None
 
     def _add_here(self, *values: np.ndarray) -> list[np.ndarray]:
-        """Return the sums over all ranks: in the memory of each host, then between hosts, and to all of the host."""
+        """Return the sums over all ranks: add in each host's memory, then between hosts, then copy within each host."""
         with self._hanging_up():
             sums = list(values) if self.on_host is None else self.on_host.add(*values)
             if self._network is not None:
@@ -287,7 +287,7 @@ class SocketPlane(ControlPlane):
 
     @contextlib.contextmanager
     def _hanging_up(self) -> Iterator[None]:
-        """Hang up if another host or a rank of this one is lost, so that the ranks that wait for this one notice."""
+        """Close the connections if a sum fails, so that ranks that wait for this one notice."""
         if self.loss:
             raise PeerLostError(self.loss)
         try:
@@ -302,11 +302,11 @@ class SocketPlane(ControlPlane):
 
 
 # The ranks' CPUs form a group of collectives separate from the strategy's, just as TensorFlow's strategy has a separate
-# one for host values. What is traced here names its device, so that none of it is placed on a GPU.
+# group for host values. Operations here are traced with an explicit device, so that none is placed on a GPU.
 
 
 class Ring:
-    """TensorFlow's ring over gRPC among the CPU devices (full names) of some ranks, which all have the same key."""
+    """TensorFlow's ring over gRPC among the CPU devices (full names) of some ranks, which all use the same key."""
 
     def __init__(self, key: int, size: int, device: str):
         self._device = device
@@ -316,7 +316,7 @@ class Ring:
         with tf.device(self._device):
             if tensor.dtype != tf.uint32:
                 return self._all_reduce(tensor)
-            # There is no kernel that adds uint32; as int32 they have the same sum, bit for bit.
+            # No kernel adds uint32; the sum as int32 has the same bits.
             return tf.bitcast(self._all_reduce(tf.bitcast(tensor, tf.int32)), tf.uint32)
 
 
@@ -328,7 +328,7 @@ class RingPlane(ControlPlane):
         self._all = Ring(_ALL_KEY, world_size, self._device)
         self._over_hosts: Ring | None = None
         self._sum_vector = tf.function(lambda vector: self.add([vector])[0], reduce_retracing=True, autograph=False)
-        # A separate function: what is traced before the ranks of a host have met would not change afterwards.
+        # A separate function, because a graph traced before the ranks of a host have met would not change afterwards.
         self._sum_all = tf.function(self._all.add, reduce_retracing=True, autograph=False)
 
     def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -1,16 +1,16 @@
-"""Sums over the processes of one host, through memory that they share.
+"""Sums over the processes of one host, through shared memory.
 
-Between processes of one machine a collective of TensorFlow goes through gRPC: the data is copied several times, by
-threads that the workers' arithmetic needs. Here each process writes its values where the others read them. Two
-processes each add the other's values to their own; with more, each adds one part and reads the other parts from the
-others (reduce-scatter and all-gather; Thakur, Rabenseifner and Gropp, Optimization of collective communication
-operations in MPICH, 2005). Values are added in the order of ranks, so all processes get the same bits.
+Between processes on one machine, TensorFlow's collectives use gRPC: the data is copied several times, by threads that
+the workers' arithmetic needs. Here each process writes its values where the others read them. With two processes, each
+adds the other's values to its own. With more, each adds one part and reads the sums of the other parts (reduce-scatter
+and all-gather; Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005).
+Values are added in the order of ranks, so all processes get the same bits.
 
-Processes wait for each other over Unix sockets in a star. A process that dies closes its socket, which the others see
-at once. If a child that C code has forked still holds the socket, /proc shows within a second that the process is gone.
-/proc also shows whether a process was stopped. For a process that /proc does not show, the arbiter reports that its
-generation is over. The memory has no name, so a killed process leaves none behind. Only processes of the same user that
-know the group's secret receive the memory.
+Processes wait for each other over Unix sockets in a star. A process that dies closes its socket, which the others
+notice at once. If a child that C code forked still holds the socket, /proc shows within a second that the process is
+gone. /proc also shows whether a process was stopped. For a process that is not visible in /proc, the arbiter reports
+that its generation is over. The memory has no name, so a killed process leaves no memory behind. Only processes of the
+same user that know the group's secret receive the memory.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from raytf.distributed.membership.peer_liveness import (
 from raytf.distributed.membership.rendezvous import end
 from raytf.distributed.sockets import Callers, close_in_children
 
-#: Bytes of each process's part of the memory. Longer vectors go through it in pieces, which then stay in the caches.
+#: Bytes of each process's part of the memory. Longer vectors are added in pieces, which fit in the CPU caches.
 CHUNK_BYTES = 1 << 22
-#: From this many bytes on, more than two processes add a part each; below, saving one wait is worth more.
+#: From this many bytes on, more than two processes add one part each. For fewer bytes, it is faster to save one wait.
 _PARTS_BYTES = 1 << 16
 #: Seconds for all processes to connect, on a loaded machine.
 _MEET_SECONDS = 60.0
-#: Seconds between two looks whether a process that is waited for is lost.
+#: Seconds between two checks whether an awaited process is lost.
 _MEET_LOOK_SECONDS = 0.1
 #: Seconds for a caller to identify itself.
 _CALL_SECONDS = 1.0
@@ -62,7 +62,7 @@ _HELLO = struct.Struct("<i32s")
 
 
 def host_identity() -> str | None:
-    """Return what processes that can share memory through sockets have in common; None if it cannot be determined."""
+    """Return an id that is equal for processes that can share memory through sockets, or None if there is none."""
     if not hasattr(os, "memfd_create"):
         return None
     try:
@@ -73,15 +73,15 @@ def host_identity() -> str | None:
 
 
 class HostSum:
-    """This process's part in sums over the processes of its host; each must make the same calls in the same order.
+    """This process's part in sums over the processes of its host. All must make the same calls in the same order.
 
     Args:
-        name: of the meeting point, 60 random bits that all of them know.
-        number: of this process among them.
-        count: how many processes there are, at least two.
-        is_over: whether a process of the group is known to be lost; ends every wait.
-        secret: at most 32 bytes that the processes of the group know. The name is not secret: the system shows it.
-        is_left: whether a process is known to have left the group; ends the meeting, but no sum.
+        name: name of the meeting point, 60 random bits that all processes know.
+        number: number of this process among them.
+        count: number of processes, at least two.
+        is_over: returns whether a process of the group is known to be lost, which ends every wait.
+        secret: at most 32 bytes that only the processes of the group know. The name is visible to other users.
+        is_left: returns whether a process is known to have left the group, which ends the meeting but no sum.
 
     Raises:
         OSError: the processes did not connect, or the system refused the memory.
@@ -114,7 +114,7 @@ class HostSum:
         self._total = np.frombuffer(memory, np.uint8, CHUNK_BYTES, 2 * count * CHUNK_BYTES)
 
     def add(self, *values: np.ndarray) -> list[np.ndarray]:
-        """Return the sums of all processes' values, whose shapes agree on all processes and which have one dtype.
+        """Return the sums of all processes' values, which must have one dtype, and equal shapes on all processes.
 
         Raises:
             PeerLostError: a process is gone, or stopped.
@@ -126,7 +126,7 @@ class HostSum:
         return out
 
     def hand_out(self, *values: np.ndarray) -> list[np.ndarray]:
-        """Return the first process's values, on every process.
+        """Return the values of process 0, on every process.
 
         Raises:
             PeerLostError: a process is gone, or stopped.
@@ -142,13 +142,13 @@ class HostSum:
         return out
 
     def close(self) -> None:
-        """Close the connections; processes that wait for this one then see that it is gone."""
+        """Close the connections, so that processes that wait for this one notice that it is gone."""
         for peer, _ in self._peers:
             end(peer)
         self._peers = []
 
     def _add(self, mine: Parts, total: Parts, size: int) -> None:
-        # Slots are used in turns: after the last meeting, all have read what was in the slot that is written next.
+        # Two sets of slots are used in turn: at the last meeting, all processes had read the set that is written next.
         dtype = mine[0].dtype
         slots = self._next_slots(dtype, size)
         copy_in(mine, slots[self.number])
@@ -208,7 +208,7 @@ class HostSum:
                 time.sleep(0.005)
         if not _is_of_this_user(first):
             first.close()
-            raise PermissionError("another user has taken the meeting point of this host's processes")
+            raise PermissionError("another user occupies the meeting point of this host's processes")
         try:
             first.sendall(_HELLO.pack(self.number, self._secret))
             descriptors = self._handed(first, deadline)
@@ -222,7 +222,7 @@ class HostSum:
             os.close(descriptors[0])
 
     def _handed(self, first: socket.socket, deadline: float) -> list[int]:
-        """Return the memory's descriptor, once the first process has heard from all."""
+        """Return the memory's descriptor, which process 0 sends after all processes have connected."""
         while True:
             self._check_time(deadline)
             try:
@@ -234,7 +234,7 @@ class HostSum:
             return descriptors
 
     def _number_of(self, peer: socket.socket, hello: bytes) -> int | None:
-        """Return the number of the process that has connected; None for a stranger."""
+        """Return the number of the process that has connected, or None for a stranger."""
         number, secret = _HELLO.unpack(hello)
         is_of_group = _is_of_this_user(peer) and hmac.compare_digest(secret, self._secret)
         return number if is_of_group and 0 < number < self.count else None
@@ -243,17 +243,17 @@ class HostSum:
         if self._is_over() or self._is_left():
             raise ConnectionError("a process of this host is lost")
         if time.monotonic() > deadline:
-            raise TimeoutError("a process of this host did not come in time")
+            raise TimeoutError("a process of this host did not connect in time")
 
     def _add_peer(self, peer: socket.socket) -> None:
         close_in_children(peer)
-        # A time limit of the system: Python's would cost another system call for each byte.
+        # Use the system's time limit, because Python's would cost another system call for each byte.
         peer.settimeout(None)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(PROCESS_LOOK_SECONDS), 0))
         self._peers.append((peer, _Process(_credentials(peer)[0])))
 
     def _meet(self, size: int) -> None:
-        """Wait until all processes have come here, each with as many numbers."""
+        """Wait until all processes have reached this point, each with the same size."""
         mark = bytes([size % 251])
         if self.number:
             self._peers[0][0].send(mark)
@@ -281,7 +281,7 @@ class HostSum:
             if received == mark:
                 return
             if received:
-                raise OrderError(f"{process} adds other numbers than this one, which is a mistake")
+                raise OrderError(f"{process} does not add as many values as this process, which is a bug")
             raise PeerLostError("Collective: a worker of this host is gone")
 
 
@@ -297,7 +297,7 @@ def _server(address: str, count: int) -> socket.socket:
 
 
 def _credentials(peer: socket.socket) -> tuple[int, int, int]:
-    """Return the process number, the user and the group of the other side of a connection."""
+    """Return the pid, user and group of the other side of a connection."""
     pid, user, group = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, user, group
 
@@ -307,7 +307,7 @@ def _is_of_this_user(peer: socket.socket) -> bool:
 
 
 class _Process:
-    """Another process of this host, as /proc shows it; its number is 0 if this one cannot see it, as in a container."""
+    """Another process on this host, as /proc shows it. Its pid is 0 if it is not visible, as between containers."""
 
     def __init__(self, number: int):
         self._number, self._started = number, _status_of(number)[1]
@@ -320,7 +320,7 @@ class _Process:
 
 
 def _status_of(number: int) -> tuple[str, str]:
-    """Return the state of a process, and when it started: another process may get its number. Empty if not visible."""
+    """Return a process's state and start time; with its pid, the start time identifies it. Empty if not visible."""
     try:
         fields = Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()
         return fields[0], fields[19]

@@ -1,15 +1,14 @@
 """Sums over the processes of several hosts, over TCP.
 
-TensorFlow's ring over gRPC serializes what it sends and has 2 (n - 1) waits for n processes. Here each process has a
-connection to each other one. Of a piece each process adds one part, which the others send it, and sends the sum to them
+TensorFlow's ring over gRPC serializes its data and has 2 (n - 1) waits for n processes. Here all processes are
+connected to each other. Each process adds one part of a piece, which the others send to it, and sends them the sum
 (reduce-scatter and all-gather by direct exchange; Thakur, Rabenseifner and Gropp, Optimization of collective
-communication operations in MPICH, 2005): two waits, and no process sends or gets more than twice the piece. Two
-processes send each other all of it, with one wait. Values are added in the order of the processes' numbers, so all get
-the same bits.
+communication operations in MPICH, 2005). This takes two waits, and no process sends or receives more than twice the
+piece. Two processes send each other the whole piece, with one wait. Values are added in the order of the processes'
+numbers, so all processes get the same bits.
 
-A process that dies closes its connections. One that is stopped and a host that is gone or cut off send no heartbeats
-(`peer_liveness`), each of which goes over a connection of its own: on the connection for data the other side may
-take nothing for as long as it computes.
+A process that dies closes its connections. A stopped process, or a host that is gone or cut off, sends no heartbeats
+(`peer_liveness`). Heartbeats use separate connections, because a process reads no data while it computes.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ from raytf.distributed.membership.rendezvous import DATA, HEARTBEATS, Meeting, c
 
 #: Bytes of a piece; its parts stay in the caches while they are added.
 PIECE_BYTES = 1 << 21
-#: Seconds between two times that the heartbeats of all processes are taken.
+#: Seconds between two reads of the heartbeats of all processes.
 _HEAR_SECONDS = 30.0
 #: The header of a piece: the number of earlier pieces, its bytes, the type of its numbers, and padding.
 _HEAD = struct.Struct("<IIII")
-#: Bytes of a number at most.
+#: Most bytes of a number.
 _LARGEST_NUMBER = 16
 
 
 class NetworkSum:
-    """This process's part in sums over processes of several hosts; each must make the same calls in the same order.
+    """This process's part in sums over processes of several hosts. Each must make the same calls in the same order.
 
     Args:
-        number: of this process among them.
-        names: of all of them, for messages.
-        data: a connection with each other process, by its number.
-        heartbeats: another one with each.
-        silent_seconds: how long a process may send no heartbeat before it counts as lost.
-        hear_seconds: between two times that heartbeats are taken of processes that are never waited for.
+        number: number of this process among them.
+        names: names of all processes, for messages.
+        data: data connection to each other process, by number.
+        heartbeats: heartbeat connection to each other process, by number.
+        silent_seconds: seconds without a heartbeat after which a process counts as lost.
+        hear_seconds: seconds between two reads of the heartbeats of processes that are never awaited.
     """
 
     _peers: dict[int, socket.socket]
@@ -77,24 +76,24 @@ class NetworkSum:
 
     @classmethod
     def connect(cls, meeting: Meeting, silent_seconds: float = SILENT_SECONDS) -> NetworkSum:
-        """Connect this rank with all others, whose numbers are the ranks; each has 2 (n - 1) connections. An OSError
-        says which ranks did not connect."""
+        """Connect this rank to all others, using ranks as numbers; each rank has 2 (n - 1) connections. Raise an
+        OSError that names the ranks that did not connect."""
         connections = connect_all(meeting, silent_seconds)
         names = [f"rank {rank} at {address}" for rank, address in enumerate(meeting.addresses)]
         return cls(meeting.rank, names, connections[DATA], connections[HEARTBEATS], silent_seconds)
 
     def add(self, *values: np.ndarray) -> list[np.ndarray]:
-        """Return the sums of all processes' values, whose shapes agree on all processes and which have one dtype.
+        """Return the sums of all processes' values, which must have one dtype, and equal shapes on all processes.
 
         Raises:
             PeerLostError: a process is gone, stopped or cut off.
-            OrderError: another process adds something else.
+            OrderError: another process adds different arrays.
         """
         out = [empty(v) for v in values]
         with all_or_none("another host", bool(self._peers), self.close):
             for mine, total, size in pieces(values, out, PIECE_BYTES):
                 dtype = mine[0].dtype
-                # Contiguous values are sent from their place, and added directly to their target.
+                # Contiguous values are sent in place and added directly into their target.
                 own, target = (
                     each[0] if len(each) == 1 else memory[: size * dtype.itemsize].view(dtype)
                     for each, memory in ((mine, self._mine), (total, self._total))
@@ -111,8 +110,8 @@ class NetworkSum:
         return out
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Add over some of the processes alone from now on, at least two, which become their places in this list; all
-        processes must call it. The connections of all others are closed."""
+        """Add only over these processes (at least two) from now on, renumbered by their place in this list, and close
+        the other connections. All processes must call it."""
         if self.number not in numbers:
             self.close()
             return
@@ -129,7 +128,7 @@ class NetworkSum:
         )
 
     def close(self) -> None:
-        """Close the connections; processes that wait for this one then see that it is gone."""
+        """Close the connections, so that processes that wait for this one notice that it is gone."""
         self._sender.end()
         for peer in [*self._peers.values(), *self._heartbeats.values()]:
             end(peer)
@@ -166,7 +165,7 @@ class NetworkSum:
             total[parts[n]] = part
 
     def _exchange(self, outgoing: dict[int, np.ndarray], parts: dict[int, slice]) -> dict[int, np.ndarray]:
-        """Send each process its numbers, and get those of a part of the piece from each."""
+        """Send each process its numbers, and return the numbers of a part of the piece from each."""
         dtype = next(iter(outgoing.values())).dtype
         left = {
             n: [memoryview(_HEAD.pack(self._sequence, a.nbytes, dtype.num, 0)), a.view(np.uint8).data]
@@ -196,7 +195,7 @@ class NetworkSum:
         return {n: self._theirs[n][_HEAD.size : _HEAD.size + length].view(dtype) for n, length in lengths.items()}
 
     def _receive(self, n: int, awaited: dict[int, memoryview], length: int, dtype: np.dtype) -> None:
-        """Take what has come from a process."""
+        """Read the available data from a process."""
         try:
             count = self._peers[n].recv_into(awaited[n])
         except BlockingIOError:
@@ -208,7 +207,7 @@ class NetworkSum:
         before = _HEAD.size + length - len(awaited[n])
         awaited[n] = awaited[n][count:]
         if before < _HEAD.size <= before + count:
-            self._check(n, length, dtype)  # before waiting for what may not come
+            self._check(n, length, dtype)  # before waiting for data that may never arrive
         if not len(awaited[n]):
             del awaited[n]
 
@@ -230,21 +229,21 @@ class NetworkSum:
         sequence, count, kind, _ = _HEAD.unpack(self._theirs[n][: _HEAD.size].tobytes())
         if (sequence, count, kind) != (self._sequence, length, dtype.num):
             raise OrderError(
-                f"{self._names[n]} adds other numbers than this process ({count} bytes of type {kind} as sum "
-                f"{sequence} instead of {length} of type {dtype.num} as {self._sequence}), which is a mistake"
+                f"{self._names[n]} is at a different sum than this process ({count} bytes of type {kind} as sum "
+                f"{sequence} instead of {length} of type {dtype.num} as {self._sequence}), which is a bug"
             )
 
     def _check_heartbeats(self, numbers: Iterable[int]) -> None:
-        """Check whether processes that are waited for still send heartbeats."""
+        """Check whether awaited processes still send heartbeats."""
         loss = self._waiting.check_signs({n: Sign.ALIVE if self._hear(n) else Sign.QUIET for n in numbers})
         if loss is not None and loss.number is not None:
             name = self._names[loss.number]
             raise PeerLostError(f"Collective: {name} has been silent for {self._silent_seconds:g} s")
 
     def _hear(self, n: int) -> bool:
-        """Take all heartbeats that have come from a process; whether there was one.
+        """Read all heartbeats that have arrived from a process, and return whether there were any.
 
-        Also from those that are never waited for: where nobody takes them, the kernel ends the connection in the end.
+        Call it also for processes that are never awaited: the kernel ends a connection that is never read.
         """
         has_come = False
         while True:

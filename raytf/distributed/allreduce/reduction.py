@@ -1,31 +1,31 @@
 """The reduction of a step over workers: one sum, which does not depend on the order of addition.
 
-Tensors of one dtype hold the weighted sum of gradients, the weighted sum of what layers updated (BatchNorm statistics),
-a matrix with one row per logical shard for loss and metrics, and a few flags. Rows of other workers are zero, so a row
+Tensors of one dtype hold the weighted sum of gradients, the weighted sum of layers' updates (BatchNorm statistics), a
+matrix with one row per logical shard for loss and metrics, and a few flags. Rows of other workers are zero, so a row
 arrives bit for bit, and all ranks add the V rows in the same order.
 
-Gradients need more. Float addition depends on its order, hence on the number of workers, and training amplifies the
-last bit: after 50 steps losses may differ in the fourth digit. `FixedPointReduction` therefore adds integers. Each
-tensor has an exponent e; every shard's values are rounded to multiples of 2**(e - b), with b bits chosen so that V of
-them cannot overflow an int32 (fixed point; Demmel and Nguyen, Parallel reproducible summation, 2015, call it
-pre-rounding). The exponent follows the largest value of the previous step, with headroom, so that no worker has to wait
-for a maximum first. If a step outgrows it, all ranks see that in the reduced rows and repeat the step's arithmetic with
-the right exponent. Exponents are a function of the step alone and are saved with the weights. The number of bytes on
-the wire is that of float32.
+Gradients need more. The result of float addition depends on its order, and so on the number of workers, and training
+amplifies differences in the last bit: after 50 steps, losses may differ in the fourth digit. `FixedPointReduction`
+therefore adds integers. Each tensor has an exponent e. Every shard's values are rounded to multiples of 2**(e - b),
+with b bits chosen so that V of them cannot overflow an int32 (fixed point; Demmel and Nguyen, Parallel reproducible
+summation, 2015, call it pre-rounding). The exponent follows the largest value of the previous step, with headroom, so
+that no worker has to wait for a maximum first. If a step exceeds it, all ranks detect this in the reduced rows and
+repeat the step's arithmetic with the right exponent. Exponents depend only on the step and are saved with the weights.
+As many bytes are sent as with float32.
 
-With compression a gradient's values become 16-bit numbers, two of which travel in one int32: the sum of such words is
-the word of the sums as long as these fit 16 bits, so any sum of int32 will do. For V shards each value has
-16 - log2(V) bits, sign included, instead of 32 - log2(V); half-precision floats have 12 to begin with. Each bit of
-headroom costs one bit, so exponents then follow more closely, and a step is repeated more often. Values are rounded to
-the nearest. Layers' updates are averages that accumulate, where such rounding would remain: they travel in full.
+With compression, a gradient's values become 16-bit numbers, two of which are sent in one int32. The sum of such words
+is the word of the sums as long as these fit in 16 bits, so any sum of int32 works. For V shards, each value has
+16 - log2(V) bits, including the sign, instead of 32 - log2(V); half-precision floats have only 12. Each bit of headroom
+costs one bit, so exponents follow the values more closely, and steps are repeated more often. Values are rounded to the
+nearest. Layers' updates are averages that accumulate, in which such rounding would persist, so they are not compressed.
 
-With `--overlap` gradients travel in buckets, each summed over the workers once it is complete, while other gradients
-are still computed. A backward pass yields the gradients of the last layers first, so buckets go from the last tensor to
-the first (Li et al., PyTorch Distributed, VLDB 2020). The sums start inside the body of the loop over a worker's
-shards, at its last shard: so the loop's body is the same for every number of shards, as equal bits require. All workers
-add the buckets one after another in the same order, which NCCL and sums in host memory need. All their loops have the
-same number of rounds, because TensorFlow also matches the parts of a collective by round; workers with fewer shards
-have nothing to do in the first rounds.
+With `--overlap`, gradients are sent in buckets. Each bucket is summed over the workers as soon as it is complete, while
+other gradients are still being computed. A backward pass yields the gradients of the last layers first, so buckets go
+from the last tensor to the first (Li et al., PyTorch Distributed, VLDB 2020). The sums start inside the body of the
+loop over a worker's shards, at its last shard. The loop's body is therefore the same for every number of shards, as
+equal bits require. All workers add the buckets one after another in the same order, which NCCL and sums in host memory
+need. All loops have the same number of rounds, because TensorFlow also matches the parts of a collective by round.
+Workers with fewer shards are idle in the first rounds.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from raytf.distributed.encoding.fixed_point import EachTensor, InBlocks
 from raytf.distributed.encoding.wire import HOST, AllReduce, WireLayout, WireWords, WorkerPart, pack, zeros
 from raytf.distributed.step_digest import DigestKind
 
-#: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition.
+#: Powers of two by which a tensor's largest value may grow in a step without repeating the step.
 _HEADROOM = 3
-#: An exponent is lowered only when it leaves more than this: otherwise noise would outgrow it again and again.
+#: An exponent is lowered only if it exceeds the needed one by more than this, or noise would cause repeated steps.
 _SLACK = 4
-#: The same where 16 bits must do.
+#: Headroom and slack for compressed tensors, which have 16 bits.
 _SMALL_HEADROOM, _SMALL_SLACK = 1, 2
-#: The lowest exponent, below which values round to zero; it keeps the scale a normal float32.
+#: The lowest exponent, which keeps the scale a normal float32. Smaller values round to zero.
 _LEAST = -90
 #: The highest exponent.
 _MOST = 128
 
-#: Bytes on the wire up to which a bucket is filled. A single tensor may be larger than that.
+#: Most bytes in a bucket, as sent. A single tensor may be larger.
 BUCKET_BYTES = 32 << 20
 
 
 class Overlap(NamedTuple):
-    """Settings for adding gradients while others are computed. They are the same on all workers.
+    """Settings for adding gradients while others are still being computed. They are the same on all workers.
 
     Attributes:
-        bytes: on the wire, up to which a bucket is filled.
-        rounds: of each worker's loop over its shards: as many as the worker with the most shards has.
+        bytes: most bytes in a bucket, as sent.
+        rounds: rounds of each worker's loop over its shards: the number of shards of the worker that has the most.
     """
 
     bytes: int
@@ -77,14 +77,14 @@ AddBucket = Callable[[int, list[tf.Tensor]], list[tf.Tensor]]
 
 
 def cut(sizes: Sequence[int], most: int) -> list[range]:
-    """Return which neighbouring tensors form a bucket, from the first bucket to the last.
+    """Return the ranges of neighboring tensors that form the buckets, from the first bucket to the last.
 
-    Buckets are filled from the last tensor on, so the first one gets what is left, and is small: it is known last, and
-    nothing is computed while it is summed.
+    Buckets are filled from the last tensor on, so the first bucket gets the rest and is small. This is useful because
+    it is complete last, and nothing is computed while it is summed.
 
     Args:
-        sizes: the tensors' bytes on the wire.
-        most: bytes in a bucket, unless it is a single tensor.
+        sizes: bytes of each tensor, as sent.
+        most: most bytes in a bucket, unless it is a single tensor.
     """
     ranges: list[range] = []
     end, held = len(sizes), 0
@@ -97,13 +97,13 @@ def cut(sizes: Sequence[int], most: int) -> list[range]:
 
 
 def of_kinds(numbers: Sequence[int], compressed: int, most: int | None) -> list[range]:
-    """Return which tensors travel together, in order.
+    """Return the ranges of tensors that are sent together, in order.
 
     Args:
-        numbers: how many numbers each tensor has.
-        compressed: how many tensors, from the first, travel as 2 bytes a number instead of 4; never in a bucket with
-            the others.
-        most: bytes in a bucket; None for one bucket of each kind.
+        numbers: count of numbers in each tensor.
+        compressed: how many tensors, from the first, are sent as 2 bytes per number instead of 4. They never share a
+            bucket with the others.
+        most: most bytes in a bucket; None for one bucket of each kind.
     """
     ranges = []
     for begin, end in pairwise([0, compressed, len(numbers)]):
@@ -114,31 +114,31 @@ def of_kinds(numbers: Sequence[int], compressed: int, most: int | None) -> list[
 
 
 def after(others: list[tf.Tensor], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the tensors, but not before the others are known.
+    """Return the tensors, but not before the others are computed.
 
-    The order is in the data, not in the context in which a sum is traced: the strategy may trace it in another one.
+    The order is part of the data, because the strategy may trace a sum in another context than this one.
     """
     with tf.control_dependencies(others):
         return [tf.identity(t) for t in tensors]
 
 
 class Buckets:
-    """The sums over workers of a step's buckets, each a range of a shard's tensors, in a loop over shards."""
+    """Adds a step's buckets, which are ranges of a shard's tensors, over workers in a loop over shards."""
 
     def __init__(self, parts: Sequence[range], add: AddBucket, rounds: int):
         self._parts, self._add, self.rounds = parts, add, rounds
 
     def __call__(self, is_last: tf.Tensor | None, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the tensors unchanged, or, after the last shard, summed over the workers.
+        """Return the tensors unchanged or, after the last shard, their sums over the workers.
 
         Args:
-            is_last: whether the tensors include this worker's last shard; None where there is no loop.
-            tensors: summed over the shards so far.
+            is_last: whether the tensors include this worker's last shard; None without a loop.
+            tensors: sums over the shards so far.
         """
         sums: dict[int, list[tf.Tensor]] = {}
         for place in reversed(range(len(self._parts))):
             part = self._parts[place]
-            # Each waits for the sum before it, not for all gradients.
+            # Each bucket waits for the sum before it, not for all gradients.
             own = after(sums.get(place + 1, []), tensors[part.start : part.stop])
             sums[place] = self._one(place, is_last, own)
         return [tensor for place in range(len(self._parts)) for tensor in sums[place]]
@@ -149,10 +149,10 @@ class Buckets:
         return list(tf.cond(is_last, lambda: self._add(place, own), lambda: own))
 
 
-#: (a shard's tensors, its weight) -> encoded tensors, and what they add to the shard's row.
+#: (a shard's tensors, its weight) -> encoded tensors, and the columns that they append to the shard's row.
 Encode = Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
-#: (scales, sums over workers that start meanwhile) -> (encoded tensors summed over this worker's shards, or over those
-#: of all workers if there are such sums; rows [L, M + digests + extra]; packed slices of this worker's shards).
+#: (scales, buckets to add over workers during the computation) -> (encoded tensors summed over this worker's shards or,
+#: with buckets, over those of all workers; rows [L, M + digests + extra]; packed slices of this worker's shards).
 Compute = Callable[[tf.Tensor, Buckets | None], tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]]
 
 
@@ -160,15 +160,15 @@ class Reduced(NamedTuple):
     """A step after reduction.
 
     Attributes:
-        tensors: the sums.
-        row: [M] added over all shards.
-        flags: [F] added over all ranks.
+        tensors: sums of the tensors.
+        row: [M] row, added over all shards.
+        flags: [F] flags, added over all ranks.
         finite: whether all numbers in the tensors are finite.
         slices: packed slices of this worker's shards, as computed.
-        exponents: of the next step, for `settle`; None where there are none.
-        digests: [V, D * 2] float32, of what each shard adds, see `Reduction.digest`; None where there are none.
-        audit: None where no step is audited.
-        outputs: of all shards, what metrics of the whole batch get; filled in by the caller.
+        exponents: exponents of the next step, for `settle`; None if there are none.
+        digests: [V, D * 2] float32 digests of each shard's values, see `Reduction.digest`; None if there are none.
+        audit: result of the audit; None if the step is not audited.
+        outputs: all shards' inputs to metrics of the whole batch, filled in by the caller.
     """
 
     tensors: list[tf.Tensor]
@@ -186,9 +186,9 @@ class Reduction:
     """A way to add tensors over shards and workers.
 
     Attributes:
-        layout: of the tensors.
-        shapes, dtype: of the tensors that `encode` makes of a shard's.
-        extra: columns that `encode` appends to a shard's row.
+        layout: layout of the tensors.
+        shapes, dtype: shapes and dtype of a shard's encoded tensors.
+        extra: number of columns that `encode` appends to a shard's row.
         overlap: settings for sums over workers that start while gradients are computed; None for a sum after them.
     """
 
@@ -199,29 +199,29 @@ class Reduction:
     overlap: Overlap | None = None
 
     def state(self, place: int) -> dict[str, keras.Variable]:
-        """Return the variables that must be saved with the weights, by name; `place` is the reduction's among those of
-        a step."""
+        """Return the variables that must be saved with the weights, by name; `place` is this reduction's index among
+        those of a step."""
         return {}
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Return a shard's tensors times its weight, in a form that can be added, and [extra] columns of its row."""
+        """Return a shard's tensors times its weight, encoded for addition, and [extra] columns of its row."""
         raise NotImplementedError
 
     def encoder(self, scales: tf.Tensor, is_even: bool = False) -> Encode:
-        """Return `encode` with known scales; if all shards are even, their weight is left to the caller."""
+        """Return `encode` with fixed scales. If all shards are even, the caller must apply their weight."""
         return lambda tensors, weight: self.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
     def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
-        """Return [digest_width] columns of a shard's row, which come before those of `encode`.
+        """Return [digest_width] columns of a shard's row, which precede the columns of `encode`.
 
-        They are the digests of each tensor, of all packed slices and of the row.
+        The columns are the digests of each tensor, of all packed slices and of the row.
         """
         return tf.zeros([0])
 
     def digest_width(self, slices: int) -> int:
-        """Return how many columns `digest` appends, for so many packed slices."""
+        """Return the number of columns that `digest` appends for this many packed slices."""
         return 0
 
     def reduce(
@@ -232,21 +232,22 @@ class Reduction:
         slices: Sequence[tf.TensorSpec] = (),
         outputs: int = 0,
     ) -> Reduced:
-        """Compute this worker's shards and add them over all workers, with flags [F], whole numbers. The last of the
-        packed slices that `compute` returns (`outputs` of them) are rows for metrics, which have no digests."""
+        """Compute this worker's shards and add them over all workers, together with flags [F], which are integers. The
+        last `outputs` packed slices that `compute` returns are rows for metrics, which have no digests."""
         raise NotImplementedError
 
     def settle(self, reduced: Reduced) -> None:
-        """Note what the next step needs of a step, once all that the workers add in it is known: until then nothing has
-        changed, and the step can be computed again."""
+        """Update the state for the next step, after all sums of this step are known. Until then nothing has changed, so
+        the step can be computed again."""
 
 
 class FloatReduction(Reduction):
-    """Plain float addition: one pass, and last bits that depend on the number of workers, so there are no digests.
+    """Adds floats in one pass. The last bits depend on the number of workers, so there are no digests.
 
     Args:
-        layout, dtype: of the tensors, and in which they travel.
-        overlap: add over workers in buckets while gradients are computed; by default all at once.
+        layout: layout of the tensors.
+        dtype: dtype in which the tensors are sent.
+        overlap: settings to add buckets over workers while gradients are computed; by default, all are added at once.
     """
 
     def __init__(self, layout: WireLayout, dtype: tf.DType = tf.float32, overlap: Overlap | None = None):
@@ -288,16 +289,16 @@ class FloatReduction(Reduction):
 
 
 class FixedPointReduction(Reduction):
-    """Integer addition in fixed point: the same bits for every number of workers and every order.
+    """Adds integers in fixed point, with the same bits for every number of workers and every order.
 
     Args:
-        layout: of the tensors.
-        total_shards: V.
-        compressed: how many of the tensors, from the first, travel as 16 bits.
-        words: how the devices hold whole numbers; all choices give the same bits.
-        overlap: add over workers in buckets while gradients are computed, with the same bits; by default all at once,
-            after all gradients are known.
-        digests: of what each shard adds, in its row; None for none.
+        layout: layout of the tensors.
+        total_shards: number of logical shards (V).
+        compressed: how many of the tensors, from the first, are sent as 16 bits per number.
+        words: how the devices represent integers; all choices give the same bits.
+        overlap: settings to add buckets over workers while gradients are computed, with the same bits; by default, all
+            are added at once, after all gradients are computed.
+        digests: kind of the digests in each shard's row; None for none.
     """
 
     def __init__(
@@ -313,7 +314,7 @@ class FixedPointReduction(Reduction):
         self.layout, self.extra, self.overlap = layout, len(layout.sizes), overlap
         self._words, self.dtype = words, words.dtype
         spent = math.ceil(math.log2(max(2, total_shards)))
-        #: Bits of a shard's value. The largest is 2**bits less a few units, as float32 has only 24: V fit an int32.
+        #: Bits of a shard's value. Float32 has 24 bits, so the largest is 2**bits minus a few units: V fit in an int32.
         self.bits = 31 - spent
         #: The bits, headroom and slack of each tensor, which depend on whether it is compressed.
         small = np.arange(self.extra) < compressed
@@ -356,7 +357,7 @@ class FixedPointReduction(Reduction):
         all_reduce, total_shards, audit = part.all_reduce, part.total_shards, part.audit
         before, words = tf.convert_to_tensor(self._exponents.value), self._words
         early = None
-        if self.overlap is not None:  # for one worker, too: the loop's body must be the same for all
+        if self.overlap is not None:  # even for one worker, so that the loop's body is always the same
             early = Buckets(self._encoding.parts, partial(self._add_bucket, all_reduce), self.overlap.rounds)
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -375,7 +376,7 @@ class FixedPointReduction(Reduction):
             needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
             return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *own_slices, *summed)
 
-        # A loop instead of a branch, which would be a second copy of the gradients' graph to trace and optimize.
+        # A loop, because a branch would add a second copy of the gradients' graph to trace and optimize.
         rows = total_shards if audit is None else total_shards + 1
         start = tf.constant(True), before, before, tf.zeros([rows, 0]), zeros(flags.shape, self.dtype)
         invariants = [*(t.shape for t in start[:3]), tf.TensorShape([rows, None]), flags.shape]
@@ -411,7 +412,7 @@ class FixedPointReduction(Reduction):
         self._exponents.assign(reduced.exponents)
 
     def scales(self, exponents: tf.Tensor) -> tf.Tensor:
-        """Return [extra] factors by which values are multiplied before they are rounded."""
+        """Return the [extra] factors by which values are multiplied before rounding."""
         return power_of_two(self._bits - exponents)
 
     def _add_bucket(self, all_reduce: AllReduce, place: int, own: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -423,7 +424,7 @@ class FixedPointReduction(Reduction):
 
 
 def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
-    """Return a sum of tensors over workers, made from a sum of one vector."""
+    """Return a function that adds tensors over workers, using one that adds a single vector."""
 
     def reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if len(tensors) == 1:
@@ -434,15 +435,15 @@ def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Te
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return whether all numbers of some tensors are finite."""
-    # A value that is not finite makes the sum so, in one pass without writes. A finite sum may overflow: check again.
+    """Return whether all numbers in the tensors are finite."""
+    # A non-finite value makes the sum non-finite. The sum of finite values may overflow, so check each value then.
     quick = tf.math.is_finite(tf.add_n([tf.reduce_sum(t) for t in tensors]))
     slow = lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])  # noqa: E731
     return tf.cond(quick, lambda: tf.constant(True), slow)
 
 
 def everyones(part: WorkerPart, rows: tf.Tensor, words: WireWords = HOST) -> tf.Tensor:
-    """Return [V, M] float32 rows of all shards, bit for bit, on every worker, from [L, M] of its own."""
+    """Return the [V, M] float32 rows of all shards, bit for bit, on every worker, from its own [L, M] rows."""
     if part.all_reduce is None:
         return rows
     bits = words.of_bits(part.placed(rows))
@@ -451,15 +452,15 @@ def everyones(part: WorkerPart, rows: tf.Tensor, words: WireWords = HOST) -> tf.
 
 def _largest(matrix: tf.Tensor, count: int) -> tf.Tensor:
     largest = matrix[:, -count:]
-    # Not reduce_max alone: it drops NaN on some devices, and a NaN gradient must stay NaN.
+    # reduce_max alone drops NaN on some devices, but a NaN gradient must stay NaN.
     return tf.reduce_max(largest, 0) + 0.0 * tf.reduce_sum(largest, 0)
 
 
 def exponent(magnitude: tf.Tensor) -> tf.Tensor:
-    """Return the least int32 e >= `_LEAST` with magnitude < 2**e; exact, from the bits of a finite float32 >= 0."""
+    """Return the least int32 e >= `_LEAST` with magnitude < 2**e, exactly, for finite float32 magnitudes >= 0."""
     return tf.maximum(tf.bitwise.right_shift(tf.bitcast(magnitude, tf.int32), 23) - 126, _LEAST)
 
 
 def power_of_two(e: tf.Tensor) -> tf.Tensor:
-    """Return 2**e as float32, exactly, for e in [-126, 127]."""
+    """Return 2**e exactly, as float32, for e in [-126, 127]."""
     return tf.bitcast(tf.bitwise.left_shift(e + 127, 23), tf.float32)

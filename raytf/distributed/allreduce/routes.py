@@ -1,7 +1,7 @@
-"""The path of gradients from rank to rank, chosen from the seat that each rank reports. It loads no TensorFlow.
+"""The path of gradients from rank to rank, chosen from each rank's reported seat. This module loads no TensorFlow.
 
-TensorFlow leaves this open: its `AUTO` is the ring over gRPC, on GPUs too, and NCCL is only used if it is named; NCCL
-refuses two ranks on one GPU, and parts of a GPU (MIG). So each rank says where it computes, and all decide alike.
+TensorFlow does not choose it: its `AUTO` is the gRPC ring, even on GPUs, and NCCL is only used on request. NCCL refuses
+two ranks on one GPU, and parts of a GPU (MIG). So each rank reports where it computes, and all make the same choice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raytf.errors import ConfigError
 
 #: Prefix of the UUID of a part of a GPU.
 _PART = "MIG-"
-#: Characters of each text in a rank's row, so that the row stays below its size limit.
+#: Maximum length of each text in a rank's row, which keeps the row below its size limit.
 _LONGEST = 80
 
 
@@ -25,13 +25,13 @@ class SumPath(enum.Enum):
     """A path on which a vector of gradients is summed over all ranks."""
 
     CPU = "cpu"  # the path without GPUs: in the memory of each host, and between hosts over TCP
-    HOST = "host"  # the same path, but asked for, or for GPUs: copied to the host, summed there, and copied back
+    HOST = "host"  # the same path on request, or for GPUs: copied to the host, summed there, and copied back
     RING = "ring"  # TensorFlow's ring over gRPC, among all ranks
     NCCL = "nccl"  # from GPU to GPU
 
     @property
     def is_collective(self) -> bool:
-        """Whether TensorFlow's collectives add, which need its cluster."""
+        """Whether TensorFlow's collectives, which need its cluster, compute the sum."""
         return self in (SumPath.RING, SumPath.NCCL)
 
 
@@ -40,12 +40,12 @@ class RankSeat:
     """The node and devices of a rank, as the rank itself reports them.
 
     Attributes:
-        host: what processes have in common that can share memory; unique if this one shares none.
-        token: random, of this process.
-        node: name of its machine, for messages.
-        promised: GPUs that the cluster has given it; a fraction where several ranks share one.
-        gpu: identifies its GPU (a UUID); None where TensorFlow computes on the CPU.
-        kind: of that GPU, for messages.
+        host: equal for processes that can share memory; unique if this process shares none.
+        token: random text that identifies this process.
+        node: the name of its machine, for messages.
+        promised: how many GPUs Ray assigned to it; a fraction if several ranks share one.
+        gpu: the UUID of its GPU; None if TensorFlow computes on the CPU.
+        kind: the kind of that GPU, for messages.
     """
 
     host: str
@@ -70,7 +70,7 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True)
 class SumRoute:
-    """The path, and why it was chosen; no reason if there are no GPUs and nothing else was asked for."""
+    """A path and why it was chosen. The reason is empty if there are no GPUs and the user did not choose the path."""
 
     path: SumPath
     why: str = ""
@@ -88,13 +88,13 @@ _WAYS = {
 
 
 def without_gpu(seats: Sequence[RankSeat]) -> list[int]:
-    """Return the ranks that were promised a GPU, or a part of one, and have none."""
+    """Return the ranks that were promised a GPU, or a part of one, but have none."""
     return [rank for rank, seat in enumerate(seats) if seat.promised and seat.gpu is None]
 
 
 def needs_cluster(communication: Communication, promised: float) -> bool:
-    """Return whether ranks, promised so many GPUs each, may need TensorFlow's own cluster, which has to exist before
-    they know each other's seats."""
+    """Return whether ranks with `promised` GPUs each may need TensorFlow's own cluster.
+    That cluster has to exist before the ranks know each other's seats."""
     return communication in ("ring", "nccl") or (communication == "auto" and promised >= 1)
 
 
@@ -102,11 +102,11 @@ def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
     """Return the path for a group of ranks that have the GPUs they were promised; every rank chooses the same.
 
     Args:
-        communication: as the user gave it.
-        seats: of all ranks, by rank.
+        communication: the value of `--communication`.
+        seats: the seats of all ranks, in rank order.
 
     Raises:
-        ConfigError: NCCL was asked for where it cannot be used, or some ranks compute on CPUs and others on GPUs.
+        ConfigError: NCCL was requested but cannot be used, or some ranks compute on CPUs and others on GPUs.
     """
     is_asked = f"--communication {communication}"
     with_gpu = [seat.gpu for seat in seats if seat.gpu is not None]
@@ -130,7 +130,7 @@ def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
 
 
 def _against_nccl(seats: Sequence[RankSeat]) -> str:
-    """Return why NCCL cannot add what these ranks have; empty if it can."""
+    """Return why NCCL cannot sum the gradients of these ranks; empty if it can."""
     gpu, ranks = Counter(seat.gpu for seat in seats).most_common(1)[0]
     if ranks > 1:
         node = next(seat.node for seat in seats if seat.gpu == gpu)

@@ -1,1 +1,1 @@
-"""The form in which gradients and metrics of a step travel: fixed point, packed vectors, digests."""
+"""How gradients and metrics of a step are encoded for sending: fixed point, packed vectors, digests."""

@@ -1,20 +1,20 @@
-"""Digests: 64 bits that say whether two tensors are equal, made on the device that holds them.
+"""Digests: 64 bits that show whether two tensors are equal, computed on the device that holds them.
 
-On a CPU a digest is FarmHash's Fingerprint64, for which TensorFlow has a kernel that reads memory once. Whole numbers
-of 32 bits are many, so they are folded first, which is three times as fast: they are laid out as a matrix, and a vector
-times that matrix, modulo 2^32, is hashed. The vector's numbers are odd and differ, so that a change of one number is
-always seen, and one of several but for a chance of some 2^-32; or, where only the highest bits change, if in any column
-an odd number of them does. A matrix has an odd number of rows, so a fault in all of a column is seen, too.
+On a CPU a digest is FarmHash's Fingerprint64, for which TensorFlow has a kernel that reads memory once. Large tensors
+of int32 are folded first, which is three times as fast: they are laid out as a matrix, and a vector times that matrix,
+modulo 2^32, is hashed. The vector's numbers are odd and distinct, so a change of one number is always detected, and a
+change of several is missed with a chance of about 2^-32. If only highest bits change, it is detected if any column has
+an odd number of changes. A matrix has an odd number of rows, so a fault in a whole column is detected, too.
 
 A GPU has no kernel for FarmHash. There a digest is multilinear (Carter and Wegman, Universal classes of hash functions,
-1979; Lemire and Kaser, Strongly universal string hashing is fast, 2014): the sum, modulo 2^64, of each element's bits,
-at most 32 of them at a time, times a number that is a function of its place, by Steele, Lea and Flood's mixing (Fast
-splittable pseudorandom number generators, 2014). A sum of integers is the same in any order, and all operations have
-kernels for integers on the device. So digests of different kinds of devices cannot be compared.
+1979; Lemire and Kaser, Strongly universal string hashing is fast, 2014). It is a sum modulo 2^64: each element's bits,
+in words of at most 32, times a number computed from the word's place by Steele, Lea and Flood's mixing (Fast splittable
+pseudorandom number generators, 2014). A sum of integers is the same in any order, and the device has integer kernels
+for all of these operations. Digests from different kinds of devices cannot be compared.
 
-What travels with a step are the digests of each of its shards: they stand in the shard's row, as float32 whose bits
-are those of a digest. Nothing is computed with these numbers, so they arrive as they are. A step's digests are made of
-them: one of the step, one of each shard, and one of each tensor.
+Each shard's digests are sent with the step, in the shard's row, as float32 numbers with the same bits. Nothing is
+computed with these numbers, so their bits do not change. A step's digests are computed from them: one of the step, one
+of each shard, and one of each tensor.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ import tensorflow as tf
 
 from raytf.distributed.step_digest import SHARD_BYTES, STEP_BYTES, TENSOR_BYTES, DigestKind
 
-#: Columns of a row that a digest takes.
+#: Columns of a row that one digest occupies.
 COLUMNS = 2
-#: Columns of what is folded, and rows at most. Fewer numbers than `_FEW` are hashed as fast without.
+#: Columns and maximum rows of a folded matrix. Hashing fewer than `_FEW` numbers is as fast without folding.
 FOLD_WIDTH, FOLD_ROWS, _FEW = 64, (1 << 15) - 1, 1 << 14
 _GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-#: Integers as wide as an element; of 8 bytes there are two.
+#: The integer type for elements of each size in bytes; an element of 8 bytes becomes two integers.
 _WORDS = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint32}
 
 
 def columns(tensors: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
-    """Return [T, COLUMNS] float32, the digest of each tensor, 0 of one without elements; to be traced."""
+    """Return [T, COLUMNS] float32, the digest of each tensor, 0 for an empty tensor; to be traced."""
     if kind == DigestKind.DEVICE:
         return of_sums(tf.stack([_device_digest(each) for each in tensors]))
-    # As few operations as can be: where weights are small, they cost more than the bytes.
+    # As few operations as possible: with small weights, operations cost more than bytes.
     fingerprints = tf.concat([_digest(each, kind == DigestKind.FOLDED) for each in tensors], 0)
     return tf.bitcast(tf.reshape(fingerprints, [-1, COLUMNS, 4]), tf.float32)
 
 
 def of_sums(sums: tf.Tensor) -> tf.Tensor:
-    """Return [..., COLUMNS] float32 of multilinear digests, int64 [...]."""
+    """Return multilinear digests, int64 [...], as float32 [..., COLUMNS]."""
     return tf.bitcast(sums, tf.float32)
 
 
 def of_step(rows: tf.Tensor, kind: DigestKind) -> tf.Tensor:
-    """Return what is kept of a step, as in `step_digest`, from [V, T * COLUMNS] float32 digests of each shard's T
-    tensors: float32 with those bits, padded with zeros; to be traced."""
+    """Return the bytes that `step_digest` describes, as float32 padded with zeros; to be traced.
+    `rows` are [V, T * COLUMNS] float32, the digests of each shard's T tensors."""
     shards, width = rows.shape
     tensors = width // COLUMNS
     of_rows = _sums_as_bytes if kind == DigestKind.DEVICE else _fingerprints
@@ -66,13 +66,13 @@ def of_step(rows: tf.Tensor, kind: DigestKind) -> tf.Tensor:
 
 
 def device_sum(tensors: Sequence[tf.Tensor], most: int = 1 << 24) -> tf.Tensor:
-    """Return the multilinear digest of tensors, int64 [], `most` elements at a time, for which a device takes some 40
-    bytes each; may be traced."""
+    """Return the multilinear digest of tensors as int64 []; may be traced.
+    It processes `most` elements at a time, each of which needs about 40 bytes on the device."""
     total, start = tf.constant(0, tf.int64), 0
     for tensor in tensors:
         flat = tf.reshape(tensor, [-1])
         for begin in range(0, int(flat.shape[0]), most):
-            with tf.control_dependencies([total]):  # one piece after another, or memory would be that of all
+            with tf.control_dependencies([total]):  # one piece after another, to need the memory of only one
                 words = _words(flat[begin : begin + most] if flat.shape[0] > most else tf.identity(flat))
                 total += multilinear(words, tf.constant(start, tf.int64))
             start += int(words.shape[0])
@@ -80,8 +80,8 @@ def device_sum(tensors: Sequence[tf.Tensor], most: int = 1 << 24) -> tf.Tensor:
 
 
 def multilinear(words: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-    """Return [...] int64 sums over the last axis of uint64 words [..., n], each times the number of its place; places
-    count on from one row to the next, from `start`."""
+    """Return [...] int64 sums over the last axis of uint64 words [..., n], each multiplied by the factor of its place.
+    Places are counted from `start`, across all rows."""
     places = tf.range(start, start + tf.size(words, tf.int64), dtype=tf.int64)
     factors = tf.reshape(_mixed(tf.bitcast(places, tf.uint64)), tf.shape(words))
     return tf.reduce_sum(tf.bitcast(words * factors, tf.int64), -1)
@@ -97,12 +97,12 @@ def _digest(tensor: tf.Tensor, folds: bool) -> tf.Tensor:
 
 
 def folded(flat: tf.Tensor) -> tf.Tensor:
-    """Return [1, n] int32 that say whether two vectors of int32 [count] are equal, n far below count, which is known
-    when it is traced."""
+    """Return int32 [count] folded to [1, n], with n far below count, for comparison with another folded vector.
+    The count must be known during tracing."""
     parts, begin, count = [], 0, flat.shape[0]
     while (rows := min(FOLD_ROWS, ((count - begin) // FOLD_WIDTH - 1) | 1)) > 1:
         end = begin + rows * FOLD_WIDTH
-        matrix = tf.reshape(flat[begin:end], [rows, FOLD_WIDTH])  # begins where memory is aligned, so nothing is copied
+        matrix = tf.reshape(flat[begin:end], [rows, FOLD_WIDTH])  # starts at an aligned address, so it is not copied
         parts.append(tf.matmul(tf.constant(fold_factors()[None, :rows]), matrix))
         begin = end
     return tf.concat([*parts, flat[None, begin:]], 1)
@@ -110,8 +110,8 @@ def folded(flat: tf.Tensor) -> tf.Tensor:
 
 @functools.cache
 def fold_factors() -> np.ndarray:
-    """Return [`FOLD_ROWS`] odd int32, by Steele, Lea and Flood's mixing of their places."""
-    with tf.init_scope(), tf.device("CPU:0"):  # also while a graph is traced
+    """Return [`FOLD_ROWS`] odd int32, computed from their places by Steele, Lea and Flood's mixing."""
+    with tf.init_scope(), tf.device("CPU:0"):  # computed eagerly even while a graph is traced
         mixed = _mixed(tf.cast(tf.range(FOLD_ROWS), tf.uint64)).numpy()
     return (mixed >> np.uint64(32)).astype(np.uint32).view(np.int32) | np.int32(1)
 
@@ -122,7 +122,7 @@ def _device_digest(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
-    """Return [N, 8] uint8, of each row of [N, ...]."""
+    """Return [N, 8] uint8, the fingerprint of each row of [N, ...]."""
     fingerprints = tf.raw_ops.Fingerprint(data=rows, method="farmhash64")
     return tf.ensure_shape(fingerprints, [rows.shape[0], STEP_BYTES])
 
@@ -130,12 +130,12 @@ def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
 def _sums_as_bytes(rows: tf.Tensor) -> tf.Tensor:
     """Return [N, 8] uint8, the multilinear digest of each row of [N, ...] uint8, whose length is a multiple of 4."""
     words = tf.cast(tf.bitcast(tf.reshape(rows, [rows.shape[0], -1, 4]), tf.uint32), tf.uint64)
-    # The first bytes are kept, so they must depend on all of a sum's.
+    # Only the first bytes are kept, so they must depend on all bytes of the sum.
     return tf.bitcast(_mixed(tf.bitcast(multilinear(words, tf.constant(0, tf.int64)), tf.uint64)), tf.uint8)
 
 
 def _words(flat: tf.Tensor) -> tf.Tensor:
-    """Return the elements' bits as uint64 [n], at most 32 of them in each."""
+    """Return the elements' bits as uint64 [n], with at most 32 bits in each."""
     if flat.dtype == tf.bool:
         flat = tf.cast(flat, tf.uint8)
     words = tf.bitcast(flat, _WORDS[flat.dtype.size])

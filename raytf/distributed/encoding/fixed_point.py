@@ -1,7 +1,7 @@
-"""Tensors as whole numbers times a power of two, one tensor at a time or all in blocks; both give the same numbers.
+"""Tensors as whole numbers times a power of two, encoded one by one or all in blocks, with the same numbers.
 
-One tensor at a time reads and writes the least memory, which counts on a CPU. Blocks need few operations, which counts
-on a GPU: see `Blocks`.
+Encoding one tensor at a time reads and writes the least memory, which matters on a CPU. Blocks need few operations,
+which matters on a GPU: see `Blocks`.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from raytf.distributed.step_digest import DigestKind
 
 #: Numbers in a block. A tensor's last block is padded with zeros, on average half a block.
 SIZE = 512
-#: Values of which a tensor's largest is found at a time.
+#: How many values are compared at a time to find a tensor's largest.
 _FAN = 256
 
 
 class EachTensor:
-    """One tensor at a time.
+    """Encodes one tensor at a time.
 
     Args:
-        layout: of the tensors.
+        layout: the tensors' shapes and dtypes.
         compressed: how many tensors, from the first, must fit into 16 bits.
         most: the largest magnitude of their encoded numbers.
         words: how the device holds whole numbers.
-        ranges: tensors that travel together, in order; no range mixes compressed tensors and others.
+        ranges: tensors that are sent together, in order; no range mixes compressed and other tensors.
 
     Attributes:
         shapes: the encoded tensors' shapes.
         small: how many of them, from the first, hold numbers within 16 bits.
-        parts: for each of the ranges, which encoded tensors belong to it.
+        parts: the encoded tensors that belong to each range.
     """
 
     def __init__(self, layout: WireLayout, compressed: int, most: float, words: WireWords, ranges: Sequence[range]):
@@ -46,8 +46,8 @@ class EachTensor:
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Return whole numbers near tensor * weight * scale, and [tensors] the largest magnitude of tensor * weight;
-        scales are powers of two, and a weight usually is."""
+        """Return whole numbers near tensor * weight * scale, and [tensors] the largest magnitude of tensor * weight.
+        Scales are powers of two, and a weight usually is."""
         encoded_parts = [self._encode(part, tensors, weight, scales) for part in self.parts]
         return [each for encoded, _ in encoded_parts for each in encoded], tf.concat(
             [largest for _, largest in encoded_parts], 0
@@ -60,9 +60,9 @@ class EachTensor:
         for i, value in zip(part, values, strict=True):
             # While tracing, TensorFlow may not know a gradient's shape if the number of records is not fixed.
             value.set_shape(self.shapes[i])
-        # Two reductions read the tensor; its absolute values would be written first, which costs more than both.
+        # Two reductions only read the tensor; computing absolute values would write them, which costs more than both.
         largest = tf.abs(tf.stack([_largest(v) for v in values])) * weight
-        # Scales are powers of two, so these are exactly the `value * weight` of `largest`, shifted by some bits.
+        # Scales are powers of two, so each product is exactly the `value * weight` of `largest`, shifted by some bits.
         factors = tf.unstack(scales[part.start : part.stop] * weight, len(values))
         with tf.control_dependencies([largest]):  # the tensors' memory can then be reused for the products
             products = [v * f for v, f in zip(values, factors, strict=True)]
@@ -74,17 +74,17 @@ class EachTensor:
         return digests.columns(encoded, kind)
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
-        """Return the tensors as float32: encoded tensors, or sums of them, times [tensors] steps."""
+        """Return encoded tensors, or sums of them, multiplied by [tensors] steps, as float32."""
         each = tf.unstack(steps, len(self.shapes))
         return [self._words.real(part) * step for part, step in zip(sums, each, strict=True)]
 
 
 class InBlocks:
-    """Each range of tensors in one vector of blocks, by programs that XLA compiles. See `EachTensor`.
+    """Encodes each range of tensors as one matrix of blocks, with programs that XLA compiles. See `EachTensor`.
 
-    Operation by operation, a GPU reads and writes all numbers with each of them; a compiled program fuses them. Nothing
-    is rounded but the whole numbers themselves, so XLA gives the same bits. What is added over workers early must not
-    wait for the rest, so each range has programs of its own.
+    Without XLA, each operation on a GPU reads and writes all numbers; a compiled program fuses the operations. Only the
+    whole numbers are rounded, so XLA computes the same bits. Ranges that workers sum early must not wait for the
+    others, so each range has its own programs.
     """
 
     def __init__(self, layout: WireLayout, compressed: int, most: float, words: WireWords, ranges: Sequence[range]):
@@ -115,7 +115,7 @@ class InBlocks:
         return _whole(product, place < self.small, self._most, self._words), blocks.largest(values)
 
     def digests(self, encoded: Sequence[tf.Tensor], kind: DigestKind) -> tf.Tensor:
-        # As on a GPU, for which blocks are.
+        # Blocks are for GPUs, so their digests are always multilinear.
         sums = [digest(whole) for digest, whole in zip(self._digests, encoded, strict=True)]
         return digests.of_sums(tf.concat(sums, 0))
 
@@ -138,17 +138,17 @@ def _largest(values: tf.Tensor) -> tf.Tensor:
 
 def _whole(product: tf.Tensor, is_small: bool, most: float, words: WireWords) -> tf.Tensor:
     if is_small:
-        # Rounding to the nearest may exceed the limit by one; V clipped values fit 16 bits, whatever the values were.
+        # Rounding may exceed the limit by one. After clipping, the sum of V values always fits 16 bits.
         product = tf.clip_by_value(tf.round(product), -most, most)
     return words.whole(product)
 
 
-# On a GPU every operation is a kernel launch of some microseconds, and a model has hundreds of tensors. What differs
-# from tensor to tensor, such as an exponent, is looked up for each block.
+# On a GPU every operation is a kernel launch of some microseconds, and a model has hundreds of tensors. So values that
+# differ from tensor to tensor, such as exponents, are looked up for each block.
 
 
 class Blocks:
-    """Where tensors of some shapes lie in a matrix of blocks, whose `shape` is (blocks, `SIZE`)."""
+    """The places of tensors in a matrix of blocks, whose `shape` is (blocks, `SIZE`)."""
 
     def __init__(self, shapes: Sequence[Sequence[int]]):
         self._shapes = [tuple(shape) for shape in shapes]
@@ -169,11 +169,11 @@ class Blocks:
         return tf.reshape(tf.concat(parts, 0), self.shape)
 
     def largest(self, blocks: tf.Tensor) -> tf.Tensor:
-        """Return [tensors] the largest magnitude in each tensor; NaN where one of its numbers is NaN."""
+        """Return [tensors] the largest magnitude in each tensor; NaN if one of its numbers is NaN."""
         largest = tf.maximum(tf.reduce_max(blocks, 1), -tf.reduce_min(blocks, 1))
-        # Devices may drop NaN when they compute a maximum. Numbers whose sum overflows count as not finite, too.
+        # A device's maximum may ignore NaN, a sum does not. Numbers whose sum overflows then count as not finite, too.
         largest += 0.0 * tf.reduce_sum(blocks, 1)
-        largest = tf.concat([largest, tf.zeros([1])], 0)  # of a tensor without elements, which has no block
+        largest = tf.concat([largest, tf.zeros([1])], 0)  # for empty tensors, which have no block
         for level in self._levels:
             values = tf.gather(largest, level)
             lost = tf.reduce_max(tf.cast(tf.math.is_nan(values), tf.float32), 1)
@@ -203,17 +203,17 @@ class Blocks:
 
 
 def tree(counts: Sequence[int]) -> list[np.ndarray]:
-    """Return how to find the largest of each of some rows of values, `_FAN` of them at a time.
+    """Return the indices with which to find the largest value of each row, `_FAN` values at a time.
 
-    The values of all rows are one vector, with a zero at its end. A maximum of segments would do it at once, but on a
-    GPU its kernel compares in turn: thousands of blocks of one tensor all wait for the same number.
+    The values of all rows are one vector, with a zero at its end. A segment maximum would need only one operation, but
+    its GPU kernel compares one value after another: thousands of blocks of a tensor would wait for the same number.
 
     Args:
-        counts: of values in each row.
+        counts: the number of values in each row.
 
     Returns:
-        For each level [groups, `_FAN` at most] int64, the indices of what a group's largest is taken of. The last level
-        has a group for each row. An index that occurs twice changes no maximum, so it fills what a group lacks.
+        For each level [groups, at most `_FAN`] int64, the indices of the values that a group compares. The last level
+        has one group for each row. A short group is filled by repeating an index, which does not change its maximum.
     """
     levels: list[np.ndarray] = []
     last = sum(counts)

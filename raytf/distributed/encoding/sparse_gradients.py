@@ -1,13 +1,13 @@
 """Gradients of embeddings: only the rows that occur, from all shards, in shard order.
 
-TensorFlow has the gradient of a lookup as `tf.IndexedSlices`: for each occurrence of a row its index and its values.
-Optimizers read more from them than from their dense sum: Keras's Adam squares each occurrence by itself. So nothing is
-added here. Every worker gets the occurrences of all shards, bit for bit, and hands the optimizer what it would get from
-the whole batch on one machine. What is sent grows with the occurrences, and not with the rows of the table.
+TensorFlow represents the gradient of a lookup as `tf.IndexedSlices`: the index and the values of each row's occurrence.
+An optimizer may treat them differently from their dense sum: Keras's Adam squares each occurrence by itself. So nothing
+is added here. Every worker receives the occurrences of all shards, bit for bit, and passes its optimizer the same
+slices as one machine with the whole batch would. The bytes sent grow with the occurrences, not with the table's rows.
 
-An occurrence is a row of float32, with which nothing is computed: the bits of its index, then its values. A GPU can
-copy, pad and lay side by side float32, but not int64. Only in the sum over workers two of them are an int64: other
-workers' rows are zero there, so they arrive bit for bit.
+An occurrence is a row of float32: the bits of its index, then its values. Nothing is computed with these numbers. A GPU
+can copy, pad and concatenate float32, but not int64. Only for the sum over workers, two float32 become one int64. Other
+workers' rows are zero in this sum, so all bits stay the same.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class SliceLayout:
     """The slices of one trainable variable.
 
     Attributes:
-        shape: of the variable: (rows, ...).
-        dtype: of the variable.
-        count: occurrences in a full shard; None if it differs from shard to shard.
+        shape: the variable's shape, (rows, ...).
+        dtype: the variable's dtype.
+        count: occurrences in a full shard; None if their number differs from shard to shard.
     """
 
     shape: tuple[int, ...]
@@ -42,12 +42,12 @@ class SliceLayout:
 
     @property
     def size(self) -> int:
-        """Values in a row of the variable."""
+        """Number of values in a row of the variable."""
         return int(np.prod(self.shape[1:], dtype=np.int64))
 
     @property
     def width(self) -> int:
-        """float32 words of an occurrence, an even number."""
+        """Number of float32 words of an occurrence, which is even."""
         return 2 + (2 * self.size if self.dtype == tf.float64 else self.size + self.size % 2)
 
     @property
@@ -55,7 +55,7 @@ class SliceLayout:
         return tf.TensorSpec([None, self.width], tf.float32)
 
     def pack(self, slices: tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor:
-        """Return [n, width] the occurrences of a shard, their values multiplied by the shard's weight."""
+        """Return [n, width] the occurrences of a shard, with values multiplied by the shard's weight."""
         wide = tf.float64 if self.dtype == tf.float64 else tf.float32
         values = tf.reshape(tf.cast(slices.values, wide), [-1, self.size]) * tf.cast(weight, wide)
         if wide == tf.float64:
@@ -74,8 +74,8 @@ class SliceLayout:
 
 
 def gather(part: WorkerPart, own: Sequence[tf.Tensor], counts: Sequence[int | None]) -> list[tf.Tensor]:
-    """Return on every worker the occurrences of all shards, in shard order: for each variable [n of all shards, width],
-    of which any shard has as many as `counts`, or None if only the workers themselves know."""
+    """Return on every worker, for each variable, [n, width] the occurrences of all shards, in shard order.
+    `counts` are each variable's occurrences in any shard; None if they differ from shard to shard."""
     if part.all_reduce is None or not own:
         return list(own)
     begins, totals = _places(part, own, counts)
@@ -93,7 +93,7 @@ def gather(part: WorkerPart, own: Sequence[tf.Tensor], counts: Sequence[int | No
 def _places(
     part: WorkerPart, own: Sequence[tf.Tensor], counts: Sequence[int | None]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Return for each variable at which occurrence this worker's begin, and how many all shards have."""
+    """Return, for each variable, the place of this worker's first occurrence, and the occurrences of all shards."""
     assert part.all_reduce is not None
     first = part.shards.start
     if all(count is not None for count in counts):
@@ -107,10 +107,10 @@ def _places(
 
 
 def unique_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Return the same sum with each row once.
+    """Return slices with the same sum, in which each row occurs once.
 
-    TensorFlow's kernels that add slices to a variable add several occurrences of a row in an order of their own, so
-    the last bits would differ from run to run.
+    TensorFlow's kernels that add slices to a variable add several occurrences of a row in no fixed order, so the last
+    bits would differ from run to run.
     """
     rows, places = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(rows))

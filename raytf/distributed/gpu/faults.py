@@ -1,7 +1,7 @@
-"""The causes of TensorFlow's errors about GPUs, judged by their texts. This module loads no TensorFlow.
+"""Finds the causes of TensorFlow's errors about GPUs from their texts. This module loads no TensorFlow.
 
 The texts are those of TensorFlow 2.21, CUDA 12, cuDNN 9 and NCCL 2; tests/tf/test_gpu_faults.py has one of each kind
-with its source. A text that matches none of these is not an error of a GPU, and is judged as on CPUs.
+with its source. An error whose text matches none of them is not about a GPU, and is handled as on CPUs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from raytf.errors import one_line
 
 
 class FaultOwner(enum.Enum):
-    """The party that can do something about an error."""
+    """The party that has to fix an error."""
 
-    REFUSED = "TensorFlow or NCCL does not do this on these devices, and will not the next time"
+    REFUSED = "TensorFlow or NCCL does not support this on these devices, so a retry fails, too"
     MEMORY = "the job needs more memory than the GPU has"
     CODE = "the job's code makes kernels fail, on every GPU"
-    TAKEN = "another process is on the GPU"
+    TAKEN = "another process uses the GPU"
     NODE = "the node's GPU, its driver or its libraries fail"
-    NETWORK = "NCCL fails: this node, or another one that it talks to"
-    LAUNCH = "a kernel failed: the node's GPU, or the code"
-    PEER = "another rank is gone or failed"
+    NETWORK = "NCCL fails, because of this node or of another one that it communicates with"
+    LAUNCH = "a kernel failed, because of the node's GPU or of the code"
+    PEER = "another rank disappeared or failed"
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class FaultFacts:
     """Facts in addition to an error's text.
 
     Attributes:
-        others: processes other than this one on the GPU; None where that is not known.
+        others: how many other processes use the GPU; None if it is not known.
         is_divided: the run itself puts several workers on a GPU.
         elsewhere: kernels have failed on another node before.
-        is_told: this process has no GPU, and only hears about those of others.
+        is_told: this process has no GPU, and only receives errors about the GPUs of other processes.
     """
 
     others: int | None = None
@@ -48,7 +48,7 @@ def _any(*texts: str) -> re.Pattern[str]:
     return re.compile("|".join(texts), re.IGNORECASE)
 
 
-#: The error is not about this rank's own GPU: TensorFlow passes on what made another rank give up.
+#: The error is not about this rank's own GPU: TensorFlow passes on the error that stopped another rank.
 _PASSED_ON = _any(r"\[_Derived_\]", "from remote target", "Collective ops is aborted by")
 #: Parts of an error that contain the user's names: of operations, and of lines of code.
 _NAMES = re.compile(r"\[\[.*?\]\]|\{\{.*?\}\}|Detected at node .*?(?=\n|$)|node: ?'[^']*'")
@@ -78,10 +78,10 @@ _MEMORY = _any(
     r"CUDNN failed to allocate the scratch space",
     r"Failed to allocate memory for convolution redzone",
     r"cuda[SG]etDevice\(\).* failed\. Status: out of memory",
-    r"Dst tensor is not initialized",  # a copy to the device for which there was no memory
+    r"Dst tensor is not initialized",  # there was no memory for a copy to the device
     r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
 )
-#: Messages of libraries that cannot start, which happens on a full GPU, too.
+#: Messages of libraries that cannot start, as also happens on a full GPU.
 _STARTING = _any(
     r"initialize cublas may be due to OOM",
     r"failed to create cublas handle",
@@ -136,7 +136,7 @@ _LAUNCH = _any(
 
 
 def sort(text: str, facts: FaultFacts) -> FaultOwner | None:
-    """Return whose fault an error of TensorFlow's is, by its text; None for an error that is not about a GPU."""
+    """Return who has to fix an error of TensorFlow, judged by its text; None if it is not about a GPU."""
     text = _NAMES.sub("", text)
     if _REFUSED.search(text):
         return FaultOwner.REFUSED
@@ -161,14 +161,14 @@ def _of_own(text: str, facts: FaultFacts) -> FaultOwner | None:
     return None
 
 
-#: Bytes of an element, by TensorFlow's names in its errors.
+#: Bytes of an element, by the dtype names in TensorFlow's errors.
 _BYTES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint32": 4, "uint64": 8}
 _SHAPE = re.compile(r"tensor (?:with|of) shape ?\[([\d,]*)\] and type (\w+)")
 _ASKED = re.compile(r"allocat(?:e|ing) (\d+) ?(?:bytes|B\b)|allocat(?:e|ing) ([\d.]+) ?([KMGT])iB")
 
 
 def asked_bytes(text: str) -> int | None:
-    """Return how many bytes could not be allocated, according to an error; None if it does not say."""
+    """Return how many bytes could not be allocated, according to an error; None if it has no number."""
     shape = _SHAPE.search(text)
     if shape:
         return math.prod(int(n) for n in shape[1].split(",") if n) * _BYTES.get(shape[2], 1)
@@ -183,11 +183,11 @@ class StepLoad:
     """The load that a step puts on a GPU.
 
     Attributes:
-        batch: records of a global batch.
+        batch: records in a global batch.
         shards: logical shards that the batch is split into.
         gpu: name and bytes of the GPU; None if they are not known.
-        is_mixed: the model already computes in half of float32's bytes.
-        share: part of the GPU that this worker was given.
+        is_mixed: the model already computes with numbers of 16 bits.
+        share: the part of the GPU that is assigned to this worker.
     """
 
     batch: int
@@ -198,9 +198,9 @@ class StepLoad:
 
 
 def advise(text: str, load: StepLoad) -> str:
-    """Return the advice for a user whose model needs more memory than the GPU has."""
+    """Return advice for a user whose model needs more memory than the GPU has."""
     asked = asked_bytes(text)
-    lacking = f"{asked / 2**20:,.1f} MiB more could not be allocated" if asked else "no more could be allocated"
+    lacking = f"{asked / 2**20:,.1f} MiB more could not be allocated" if asked else "no more memory could be allocated"
     gpu = f"the {load.gpu[1] * load.share / 2**30:.1f} GiB of this {load.gpu[0]}" if load.gpu else "the GPU's memory"
     gpu += f" that a worker has with --gpus-per-worker {load.share:g}" if load.share < 1 else ""
     records = -(-load.batch // load.shards)

@@ -1,8 +1,8 @@
-"""Decides whether GPUs are fit for a group, by NVML's readings before the group starts and by a matrix product.
+"""Decides, by NVML's readings before a group starts, whether its GPUs are fit.
 
 Thresholds follow those of NVIDIA's DCGM, whose health checks fail a GPU for any uncorrectable ECC error since its
 driver was loaded, for rows of memory that wait for a reset to be replaced or could not be replaced, and for hardware
-that slows it down. The decisions are tested with made-up readings; the reading has run on an H200.
+that slows it down. The decisions are tested with made-up readings; the readings were tested on an H200.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from raytf.distributed.gpu.nvidia_driver import Gpu, handles, identity, nvml
 from raytf.errors import GpuError
 
-#: Part of a GPU's memory that must be free, relative to what a worker was given of it.
+#: The fraction of a worker's share of GPU memory that must be free.
 FREE = 0.9
-#: Seconds in which a previous process that is ending gives its memory back, and a hot GPU cools down.
+#: Seconds to wait until a previous process has freed its memory as it exits, or a hot GPU has cooled down.
 WAIT_SECONDS = 20.0
-#: Seconds between two readings meanwhile.
+#: Seconds between two readings during that wait.
 LOOK_SECONDS = 0.5
-#: Reasons for low clocks that indicate trouble, by NVML's bits (nvml.h, nvmlClocksEventReasons).
+#: Reasons for low clocks that indicate a problem, by NVML's bits (nvml.h, nvmlClocksEventReasons).
 SLOW = {
     0x08: "the hardware slows it down (power or heat)",
     0x20: "it is too hot, and the driver slows it down",
@@ -36,14 +36,14 @@ class GpuReading:
     """NVML's readings of a GPU; None for values that this kind of GPU does not report.
 
     Attributes:
-        gpu: which GPU it is.
-        free_bytes: of its memory.
-        display_bytes: of its memory, held by graphics programs, which keep it.
-        processes: other than this one, that compute on it.
+        gpu: the identity of the GPU.
+        free_bytes: how much of its memory is free.
+        display_bytes: memory that graphics programs hold permanently.
+        processes: how many other processes compute on it.
         uncorrected: ECC errors since the driver was loaded that could not be corrected.
         is_remapping: rows of memory wait for a reset to be replaced.
-        is_worn: rows could not be replaced.
-        slow: NVML's bits that say why its clocks are low.
+        is_worn: rows of memory could not be replaced.
+        slow: NVML's bits for the reasons why its clocks are low.
     """
 
     gpu: Gpu
@@ -58,15 +58,15 @@ class GpuReading:
 
 @dataclass(frozen=True)
 class GpuComplaint:
-    """A problem of a GPU, in words that follow the GPU's name, and whether it may pass within seconds."""
+    """A problem of a GPU, as text that follows the GPU's name, and whether it may pass within seconds."""
 
     text: str
     passes: bool = False
 
 
 def judge(reading: GpuReading, share: float = 1.0) -> list[GpuComplaint]:
-    """Return everything that is wrong with a GPU, lasting problems first, for a worker that was given a share of it, at
-    most 1. Others have the rest, and may be using it."""
+    """Return all problems of a GPU, lasting ones first, for a worker that has a share of it, at most 1.
+    Other workers may be using the rest."""
     complaints = []
     if reading.uncorrected:
         complaints.append(GpuComplaint(f"{reading.uncorrected} uncorrectable ECC errors since its driver was loaded"))
@@ -80,8 +80,8 @@ def judge(reading: GpuReading, share: float = 1.0) -> list[GpuComplaint]:
     all_bytes = reading.gpu.memory_bytes - reading.display_bytes
     wanted = int(FREE * min(share, 1.0) * all_bytes)
     if reading.free_bytes < wanted:
-        held = "another process holds the rest" if reading.processes else "it is not known what holds the rest"
-        text = f"{_gib(reading.free_bytes)} of its {_gib(all_bytes)} are free, and {_gib(wanted)} should be: {held}"
+        held = "another process holds the rest" if reading.processes else "it is not known which process holds the rest"
+        text = f"{_gib(reading.free_bytes)} of its {_gib(all_bytes)} are free, but {_gib(wanted)} are needed: {held}"
         complaints.append(GpuComplaint(text, passes=True))
     return complaints
 
@@ -97,17 +97,17 @@ def await_fit(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return once all of this process's GPUs are fit; wait some seconds for problems that may pass.
+    """Wait until all of this process's GPUs are fit, for some seconds if their problems may pass.
 
     Args:
-        read: reads all of these GPUs now.
-        node: its name for messages, and Ray's id.
-        share: of each GPU that this worker was given.
+        read: returns the current readings of all of these GPUs.
+        node: the node's name for messages, and its id in Ray.
+        share: the share of each GPU that is assigned to this worker.
         clock: a monotonic clock, in seconds.
         sleep: waits for a number of seconds.
 
     Raises:
-        GpuError: a GPU is not fit; names node, GPU and reading.
+        GpuError: a GPU is not fit. The message names the node, the GPU and the reading.
     """
     deadline = clock() + WAIT_SECONDS
     while True:
@@ -127,14 +127,14 @@ def await_fit(
 
 
 def read_mine(computes: bool = False) -> list[GpuReading]:
-    """Return readings of the GPUs that this process may use, and has started to use or not; empty without a driver. A
-    GpuError says that NVML fails, as for a GPU that has fallen off the bus."""
+    """Return readings of the GPUs that this process may use; empty without a driver. See `others` for `computes`.
+    Raise GpuError if NVML fails, as it does for a GPU that has fallen off the bus."""
     with nvml() as library:
         return [] if library is None else [_read(library, handle, computes) for handle in handles(library)]
 
 
 def _read(library: Any, handle: Any, computes: bool) -> GpuReading:
-    # A driver also answers with some of these if a question makes no sense for a part of a GPU (MIG).
+    # A driver also returns some of these errors if a query does not apply to a part of a GPU (MIG).
     names = ("NotSupported", "NoPermission", "FunctionNotFound", "InvalidArgument")
     unknown = tuple(getattr(library, f"NVMLError_{name}") for name in names)
 
@@ -164,9 +164,9 @@ def others(pids: Sequence[int], own: int, computes: bool) -> list[int]:
     """Return the processes on a GPU that are not this one.
 
     Args:
-        pids: as NVML reports them; if this process is in a container, they may be the host's.
-        own: this process's number, as it knows it.
-        computes: this process computes on the GPU, so one of them is this process, whatever its number.
+        pids: process ids that NVML reports; in a container, they may be the host's.
+        own: the id that this process sees for itself.
+        computes: this process computes on the GPU, so one of `pids` is this process even if none equals `own`.
     """
     rest = [pid for pid in pids if pid != own]
     return rest[1:] if computes and len(rest) == len(pids) else rest

@@ -1,7 +1,7 @@
-"""Reports of NVIDIA's driver: the GPUs of this process (NVML), and why the CUDA driver does not work.
+"""Asks NVIDIA's driver for the GPUs of this process (NVML), and for the reason why CUDA does not work.
 
-NVML makes no CUDA context and takes no memory of a GPU, and it ignores CUDA_VISIBLE_DEVICES: `visible` reads that as
-CUDA does. Its tests prove the decisions, with a simulated NVML.
+NVML creates no CUDA context and allocates no GPU memory. It ignores CUDA_VISIBLE_DEVICES, which `visible` therefore
+reads as CUDA does. The tests use a simulated NVML.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from raytf.errors import GpuError
 #: Environment variables: which GPUs a process may use, and the order in which CUDA counts them.
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
-#: MiB of a GPU's memory that CUDA and its libraries take for each process, approximately.
+#: Approximate MiB of a GPU's memory that CUDA and its libraries allocate for each process.
 CONTEXT_MIB = 600
-#: MiB that are left for tensors at least.
+#: Minimum MiB for tensors.
 _LEAST_MIB = 256
-#: The driver's library, by the name that every program uses.
+#: The name of the driver's library, which every program uses.
 DRIVER = "libcuda.so.1"
 #: Libraries that TensorFlow 2.21 opens before it registers a GPU (tsl/platform/default/dso_loader.cc and the wheel's
 #: strings).
@@ -39,9 +39,9 @@ LIBRARIES = (
     "libcusparse.so.12",
     "libcudnn.so.9",
 )
-#: Seconds in which a working driver answers; one that hangs never does.
+#: Seconds within which a working driver answers. A hung driver never answers.
 _ANSWER_SECONDS = 5.0
-#: Additional seconds for each GPU of the machine: if no process holds the driver, it initializes all of them first
+#: Additional seconds for each GPU of the machine: if no process uses the driver, it initializes all GPUs first
 #: (NVIDIA, Driver Persistence: 1 to 3 s each).
 _GPU_SECONDS = 3.0
 
@@ -51,7 +51,7 @@ class Gpu:
     """The identity of a GPU.
 
     Attributes:
-        uuid: unique in the world, such as GPU-5c1b9a0e-...; that of a part of a GPU begins with MIG-.
+        uuid: a globally unique id, such as GPU-5c1b9a0e-...; for a part of a GPU it begins with MIG-.
         name: its kind, such as NVIDIA L4.
         memory_bytes: all of its memory.
     """
@@ -64,24 +64,24 @@ class Gpu:
 def mine() -> list[Gpu]:
     """Return the GPUs that this process may use, in TensorFlow's order; empty if all are hidden or there is no driver.
 
-    Numbers in CUDA_VISIBLE_DEVICES are NVML's, because a worker's set-up makes CUDA count by PCI bus as NVML does.
+    Numbers in CUDA_VISIBLE_DEVICES are NVML's, because a worker's setup makes CUDA count by PCI bus as NVML does.
 
     Raises:
-        GpuError: there is a driver, but it does not describe the GPUs.
+        GpuError: there is a driver, but it failed to describe the GPUs.
     """
     if os.environ.get(VISIBLE) is not None and not visible(os.environ[VISIBLE]):
-        return []  # without asking the driver
+        return []  # does not start the driver
     with nvml() as library:
         return [] if library is None else [identity(library, handle) for handle in handles(library)]
 
 
 def part_mib(memory_bytes: int, share: float) -> int:
-    """Return the MiB for the tensors of a process that has a share of a GPU; the rest of its share is CUDA's own."""
+    """Return the MiB for the tensors of a process that has a share of a GPU. CUDA needs the rest of the share."""
     return max(_LEAST_MIB, int(memory_bytes * share) // (1 << 20) - CONTEXT_MIB)
 
 
 def visible(setting: str) -> list[str]:
-    """Return the numbers and UUIDs that CUDA takes from CUDA_VISIBLE_DEVICES, until one is invalid or repeated."""
+    """Return the numbers and UUIDs that CUDA reads from CUDA_VISIBLE_DEVICES, up to an invalid or repeated one."""
     names: list[str] = []
     for part in (part.strip() for part in setting.split(",")):
         if not (part.isdigit() or part.startswith(("GPU-", "MIG-"))) or part in names:
@@ -109,7 +109,7 @@ def nvml() -> Iterator[Any]:
             is_open = True
         yield pynvml if is_open else None
     except pynvml.NVMLError as error:
-        raise GpuError(f"the GPU driver (NVML) says: {error}") from None
+        raise GpuError(f"the GPU driver (NVML) reported: {error}") from None
     finally:
         if is_open:
             pynvml.nvmlShutdown()
@@ -135,16 +135,16 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-# Its tests compile a driver that fails in the ways of a real one.
+# The tests compile a driver library that fails as real ones do.
 
 
 def trouble(ask: Callable[[], str] | None = None, seconds: float | None = None) -> str:
     """Return what is wrong with this machine's driver, for the user; empty if it has a GPU for this process.
 
     Args:
-        ask: asks the driver; by default `cuInit` and a count of GPUs.
-        seconds: to wait for the answer; by default those of this machine. If the answer never comes, the thread that
-            waits for it is left behind.
+        ask: queries the driver and returns its problem; by default with `cuInit` and the number of GPUs.
+        seconds: how long to wait for the answer; by default it depends on the number of GPUs. If the driver never
+            answers, the waiting thread stays behind.
     """
     if seconds is None:
         seconds = _ANSWER_SECONDS + _GPU_SECONDS * len(list(Path("/dev").glob("nvidia[0-9]*")))
@@ -153,7 +153,7 @@ def trouble(ask: Callable[[], str] | None = None, seconds: float | None = None) 
     if not answer.done():
         return f"the driver has not answered for {seconds:.0f} s"
     error = answer.exception()
-    return answer.result() if error is None else f"the driver cannot be asked ({type(error).__name__}: {error})"
+    return answer.result() if error is None else f"the driver cannot be queried ({type(error).__name__}: {error})"
 
 
 def _ask() -> str:
@@ -172,7 +172,7 @@ def _ask() -> str:
 
 
 def _explain(driver: ctypes.CDLL, code: int) -> str:
-    """Return an error in words, such as CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected."""
+    """Return an error's name and text, such as CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected."""
     texts = []
     for ask in (driver.cuGetErrorName, driver.cuGetErrorString):
         text = ctypes.c_char_p()
@@ -182,8 +182,8 @@ def _explain(driver: ctypes.CDLL, code: int) -> str:
 
 
 def missing_libraries(names: Iterable[str] = LIBRARIES, opens: Callable[[str], object] = ctypes.CDLL) -> list[str]:
-    """Return the CUDA libraries that TensorFlow would not find, neither in the system nor in NVIDIA's packages; `opens`
-    raises OSError for one that cannot be loaded."""
+    """Return the CUDA libraries that TensorFlow can find neither in the system nor in NVIDIA's packages.
+    `opens` raises OSError for a library that cannot be loaded."""
     return [name for name in names if not any(_is_there(place, opens) for place in _places(name))]
 
 

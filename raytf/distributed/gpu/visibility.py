@@ -1,8 +1,8 @@
-"""Makes a process see the GPUs that Ray gave it and no others, and checks that these are there.
+"""Makes a process see only the GPUs that Ray assigned to it, and checks that it can use them.
 
-Ray leaves CUDA_VISIBLE_DEVICES alone if a worker has no GPU, and TensorFlow takes all memory of all GPUs that it sees.
-An empty CUDA_VISIBLE_DEVICES hides them, but TensorFlow still starts the driver to learn that there are none. It does
-not if TF_ENABLED_DEVICE_TYPES contains no GPU when TensorFlow is loaded.
+Ray does not change CUDA_VISIBLE_DEVICES if a worker has no GPU, and TensorFlow allocates all memory of all GPUs that it
+sees. An empty CUDA_VISIBLE_DEVICES hides them, but TensorFlow still starts the driver to find that out. TensorFlow does
+not start the driver if TF_ENABLED_DEVICE_TYPES contains no GPU when TensorFlow is loaded.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def assigned_gpus() -> list[str] | None:
 
 
 def heed(gpus: Sequence[str] | None, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Hide all GPUs from a process that was given none (see `assigned_gpus`). Call it before TensorFlow makes an
-    operation, and best before TensorFlow is loaded."""
+    """Hide all GPUs from a process that was assigned none (see `assigned_gpus`).
+    Call this before TensorFlow creates an operation, and preferably before TensorFlow is loaded."""
     if gpus is None:
         return
     if gpus:
-        environ.setdefault(ORDER, "PCI_BUS_ID")  # as Ray and NVML count; CUDA's default is the fastest first
+        environ.setdefault(ORDER, "PCI_BUS_ID")  # the order of Ray and NVML; CUDA's default is the fastest first
         return
     environ[VISIBLE] = ""
     has_tpu = ray.is_initialized() and ray.get_runtime_context().get_accelerator_ids().get("TPU")
@@ -47,7 +47,7 @@ def heed(gpus: Sequence[str] | None, environ: MutableMapping[str, str] = os.envi
 
 
 def hide_unless_given() -> None:
-    """Call `heed` for the GPUs that Ray gave to this process."""
+    """Call `heed` for the GPUs that Ray assigned to this process."""
     heed(assigned_gpus())
 
 
@@ -55,8 +55,8 @@ def hide_unless_given() -> None:
 def unseen(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
     """Hide all GPUs from a TensorFlow that is loaded inside the `with` statement, unless CUDA_VISIBLE_DEVICES is set.
 
-    For a driver that has not loaded TensorFlow itself: Ray hands out GPUs, and TensorFlow would take all memory of all
-    of them. The setting does not stay in the environment, which a Ray that this process starts later inherits.
+    For a driver whose program has not loaded TensorFlow: Ray assigns GPUs to workers, but TensorFlow would allocate all
+    memory of all GPUs. The setting is removed again, since Ray inherits the environment if this process starts it.
     """
     hides = "tensorflow" not in sys.modules and VISIBLE not in environ and KINDS not in environ
     if hides:
@@ -69,14 +69,14 @@ def unseen(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
 
 
 def share() -> float:
-    """Return the part of a GPU that Ray gave to this process, at most 1; without Ray 1."""
+    """Return the part of a GPU that Ray assigned to this process, at most 1; without Ray 1."""
     if not ray.is_initialized():
         return 1.0
     return min(1.0, float(ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)))
 
 
 def threads() -> int:
-    """Return how many CPUs the node has for each GPU, times the GPUs of this process; 0 without Ray."""
+    """Return the node's CPUs per GPU, times the number of this process's GPUs; 0 without Ray."""
     if not ray.is_initialized():
         return 0
     context = ray.get_runtime_context()
@@ -86,34 +86,34 @@ def threads() -> int:
 
 
 def threads_of(cpus: float, gpus: float, own: float) -> int:
-    """Return the number of threads for a process, so that a node's CPUs are divided as its GPUs are."""
+    """Return the number of threads for a process, which divides a node's CPUs in proportion to its GPUs."""
     return max(1, int(cpus * own / max(gpus, own))) if own else 1
 
 
 def demand_driver(gpus: Sequence[str] | None, trouble: Callable[[], str] = nvidia_driver.trouble) -> None:
-    """Check that the driver works, in a process that was given GPUs; a GpuError names the node and what the driver
-    says."""
+    """Check that the driver works, in a process that was assigned GPUs.
+    A GpuError contains the node and the driver's error."""
     wrong = trouble() if gpus else ""
     if wrong:
         raise missing(gpus or (), 0, wrong)
 
 
 def demand(gpus: Sequence[str] | None, devices: Sequence[Any]) -> None:
-    """Check that TensorFlow has as many physical GPUs as this process was given; a GpuError names the node and, if
-    possible, why."""
+    """Check that TensorFlow has as many physical GPUs as this process was assigned.
+    A GpuError contains the node and, if known, the reason."""
     if not gpus or len(devices) >= len(gpus):
         return
     lacking = nvidia_driver.missing_libraries()
     why = nvidia_driver.trouble() or (
         f"TensorFlow cannot load {', '.join(lacking)}; `pip install 'raytf-train[gpu]'` on this node installs them"
         if lacking
-        else "the driver works, and TensorFlow does not say why"
+        else "the driver works, and TensorFlow reports no reason"
     )
     raise missing(gpus, len(devices), why)
 
 
 def missing(gpus: Sequence[str], usable: int, why: str) -> GpuError:
-    """Return the error for GPUs that Ray gave and that are not there, in one line."""
+    """Return the error, in one line, for GPUs that Ray assigned but the process cannot use."""
     numbers = f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}"
     address, node = here()
     return GpuError(
@@ -123,7 +123,7 @@ def missing(gpus: Sequence[str], usable: int, why: str) -> GpuError:
 
 
 def here() -> tuple[str, str]:
-    """Return the name of this process's node for messages, and Ray's id of it; the id is empty without Ray."""
+    """Return the name of this process's node for messages, and its id in Ray, which is empty without Ray."""
     if not ray.is_initialized():
         return "here", ""
     node = ray.get_runtime_context().get_node_id()

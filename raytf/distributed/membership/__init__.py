@@ -1,1 +1,1 @@
-"""Membership of a group of workers: generations, rendezvous, and liveness of peers. It loads no TensorFlow."""
+"""Membership of a group of workers: generations, rendezvous, and liveness of peers. Does not load TensorFlow."""

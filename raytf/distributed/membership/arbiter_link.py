@@ -1,10 +1,10 @@
-"""A worker's connection with the arbiter of its group (`raytf.driver.arbiter`), which decides on the members.
+"""A worker's connection to the arbiter of its group (`raytf.driver.arbiter`), which decides on the members.
 
-The two exchange lines of JSON over TCP (`arbiter_messages`). When a worker joins, or leaves a generation, the arbiter
-answers with the next generation. The arbiter asks for a pause when somebody wants to join or to leave, and reports why
-a worker has to stop. A worker that loses the connection is lost, whatever else it can reach: if a network is cut in
-two, only the half with the arbiter continues. Heartbeats have a connection of their own, because the process that sends
-them would write them into the middle of long lines here.
+Worker and arbiter exchange lines of JSON over TCP (`arbiter_messages`). When a worker joins, or leaves a generation,
+the arbiter replies with the next generation. The arbiter requests a pause when a worker wants to join or should leave,
+and reports why a worker has to stop. A worker that loses this connection is lost, even if it can reach others: if the
+network is cut in two, only the half with the arbiter continues. Heartbeats use a separate connection, because another
+process sends them, which would write into the middle of long lines.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from raytf.errors import WorkerLostError
 
 __all__ = ["ArbiterAddress", "ArbiterLink", "LeftBehindError", "watch", "worker_name"]
 
-#: Seconds to connect.
+#: Seconds in which a connection must be made.
 _CONNECT_SECONDS = 30.0
 #: Bytes of the longest line from the arbiter, which may name thousands of workers.
 _LINE_BYTES = 1 << 24
 #: Seconds between two calls of `waits` while a worker waits for the arbiter.
 _WAIT_SECONDS = 1.0
-#: Seconds before each retry to connect, if the arbiter closed the connection before it knew who the worker is.
+#: Seconds before each retry, if the arbiter closed the connection before the worker identified itself.
 _AGAIN_SECONDS = (0.1, 0.3, 0.9)
 _LOST = "the connection with the driver's arbiter is lost"
 
@@ -58,7 +58,7 @@ class ArbiterAddress:
 
     Attributes:
         address: HOST:PORT.
-        key: the run's secret: 32 random bytes that Ray sends to the run's processes, and that nobody else knows.
+        key: the run's secret, 32 random bytes that Ray sends to the run's processes and that nobody else knows.
     """
 
     address: str
@@ -66,12 +66,12 @@ class ArbiterAddress:
 
 
 def worker_name(node: str, pid: int) -> str:
-    """Return the name by which the arbiter knows a worker: Ray's id of its node, and its process id."""
+    """Return the name by which the arbiter identifies a worker, made of Ray's id of its node and its process id."""
     return f"{node}-{pid}"
 
 
 def watch(peer: socket.socket, silent_seconds: float) -> None:
-    """Have the kernel close a connection whose other host is gone or cut off. A stopped process's host answers."""
+    """Make the kernel close a connection if the other host is gone or cut off (not if only the process is stopped)."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
         peer.setsockopt(socket.IPPROTO_TCP, option, 1)
@@ -79,12 +79,12 @@ def watch(peer: socket.socket, silent_seconds: float) -> None:
 
 
 class _Dialed:
-    """A connection with the arbiter, in a role, on which this worker has proved that it knows a secret.
+    """A connection to the arbiter in one role, on which this worker has proved that it knows a secret.
 
     Attributes:
         peer: the socket, which has a timeout.
         lines: the stream of lines from the arbiter.
-        theirs, own: the arbiter's challenge, and this worker's.
+        theirs, own: challenges of the arbiter and of this worker.
     """
 
     def __init__(self, arbiter: ArbiterAddress, role: str, name: str, secret: bytes):
@@ -104,13 +104,13 @@ class _Dialed:
         """Return the next line; raise a ConnectionResetError if the arbiter has closed the connection."""
         line = self.lines.readline(_LINE_BYTES)
         if not line:
-            raise ConnectionResetError("it has closed the connection")
+            raise ConnectionResetError("it closed the connection")
         return line
 
 
 @dataclass(frozen=True)
 class _Session:
-    """The connections with an arbiter that has accepted this worker."""
+    """The connections to an arbiter that has accepted this worker."""
 
     control: _Dialed
     beats: socket.socket
@@ -121,14 +121,14 @@ class _Session:
 
     @classmethod
     def begin(cls, arbiter: ArbiterAddress, name: str) -> _Session:
-        """Connect; raise OSError, ValueError, KeyError or TypeError if the peer is no arbiter or does not answer."""
+        """Connect. Raise OSError, ValueError, KeyError or TypeError if the peer is no arbiter or does not respond."""
         with contextlib.ExitStack() as undo:
             control = _Dialed(arbiter, WORKER, name, arbiter.key)
             undo.callback(control.peer.close)
             key = connection_key(arbiter.key, name, control.theirs, control.own)
             incoming = Seal(key, ARBITER)
             greeting = json.loads(incoming.opened(control.line()))
-            # A stopped driver does not answer, but its kernel does.
+            # This keeps the connection to a stopped driver, whose kernel still answers.
             watch(control.peer, SILENT_SECONDS)
             beats = _Dialed(arbiter, HEARTBEATS, name, key)
             undo.callback(beats.peer.close)
@@ -140,11 +140,11 @@ class _Session:
 
 
 class ArbiterLink:
-    """A connection with the arbiter.
+    """A connection to the arbiter.
 
     Args:
         name: this worker's name, unique in the run.
-        session: the open connections with the arbiter; `connect` opens them.
+        session: the open connections to the arbiter, which `connect` opens.
         waits: called repeatedly while this worker waits for the arbiter.
         left_behind: called in the listening thread when the connection is lost, but not after `close`.
 
@@ -179,10 +179,10 @@ class ArbiterLink:
         waits: Callable[[], None] = lambda: None,
         left_behind: Callable[[], None] = lambda: None,
     ) -> ArbiterLink:
-        """Connect with an arbiter; the class describes the other arguments.
+        """Connect to an arbiter; the class describes the other arguments.
 
         Raises:
-            WorkerLostError: the arbiter does not answer.
+            WorkerLostError: the arbiter does not respond.
         """
         for seconds in (*_AGAIN_SECONDS, None):
             try:
@@ -196,15 +196,15 @@ class ArbiterLink:
         raise AssertionError("unreachable")
 
     def join(self, address: str, wanted: int, order: int = 0) -> tuple[Generation, Meeting]:
-        """Ask to join the next generation, and wait until it starts; see `Member.joining`.
+        """Request to join the next generation, and wait until it starts; see `Member.joining`.
 
         Raises:
-            WorkerLostError: the arbiter is gone, or wants this worker to stop.
+            WorkerLostError: the arbiter is gone, or has told this worker to stop.
         """
         return self._next(self.member.joining(address, wanted, order))
 
     def leave(self, address: str, step: int) -> tuple[Generation, Meeting]:
-        """Leave the present generation, and wait until the next one starts; see `Member.leaving`.
+        """Leave the current generation, and wait until the next one starts; see `Member.leaving`.
 
         Raises:
             WorkerLostError: as for `join`, or the others continue without this worker.
@@ -212,15 +212,15 @@ class ArbiterLink:
         return self._next(self.member.leaving(address, step))
 
     def dismiss(self, names: Sequence[str], after: Sequence[str] = ()) -> None:
-        """Have members leave for good after a step, once the workers `after` have joined; see `Membership.dismiss`."""
+        """Dismiss members after a step, once the workers `after` have joined; see `Membership.dismiss`."""
         self._send({"dismiss": list(names), "after": list(after)})
 
     def want(self, wanted: int) -> None:
-        """Set how many workers start together if no worker of a generation is left."""
+        """Set how many workers start together if no generation is left to continue."""
         self._send({"wanted": wanted})
 
     def tell_over(self, result: Any) -> None:
-        """Report that the run is over, and its result (JSON), so that workers that join now need not train."""
+        """Report that the run is over, with its result (JSON), so that workers that join later do not train."""
         self._send({"over": result})
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""The messages between a worker and the arbiter of its group: checked where they are read, and sealed with the run's
+"""The messages between a worker and the arbiter of its group: checked when they are read, and sealed with the run's
 secret.
 
-Who sends such a message knows the run's secret. A mistake of one worker must still not harm the others: a number of
-workers that is none, once it had been taken over, would keep a group from ever meeting again.
+Every sender knows the run's secret, but a bug in one worker must still not harm the others. For example, an invalid
+number of workers, once accepted, would keep the group from ever meeting again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from raytf.distributed.membership.generations import Generation, Place
 from raytf.distributed.membership.rendezvous import parsed
 
-#: Workers of a run, and members that a message names, at most.
+#: Most workers of a run, and most members in a message.
 _MOST_WORKERS = 1_000_000
-#: Generations and steps at most.
+#: Highest number of a generation or a step.
 _MOST = 2**63 - 1
-#: Characters of a name, an address or a challenge at most.
+#: Most characters of a name, an address or a challenge.
 _LONGEST = 256
 #: Hexadecimal digits of a tag: 128 bits.
 _TAG_DIGITS = 32
@@ -33,13 +33,13 @@ HEARTBEATS = "heartbeats"
 
 
 class MessageError(ValueError):
-    """A message is not one of those that are known, or a value in it has a wrong type or is out of range."""
+    """A message is of an unknown kind, or a value in it has a wrong type or is out of range."""
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """The first message of a worker, or of the connection for its heartbeats: its role, the worker's name, the proof
-    that it knows the key, and a random challenge for the arbiter."""
+    """The first message on a worker's connection, or on the one for its heartbeats: its role, the worker's name, the
+    proof that the worker knows the key, and a random challenge for the arbiter."""
 
     role: str
     name: str
@@ -51,7 +51,7 @@ class Greeting:
         """Return the greeting in a line.
 
         Raises:
-            MessageError: there is none.
+            MessageError: the line is not a greeting.
         """
         message = _object(line)
         return cls(*(_text(message, name) for name in ("role", "name", "proof", "challenge")))
@@ -77,7 +77,7 @@ class Leave:
 
 @dataclass(frozen=True)
 class Dismiss:
-    """Members are to leave for good; see `Membership.dismiss`."""
+    """Some members should leave for good; see `Membership.dismiss`."""
 
     names: tuple[str, ...]
     after: tuple[str, ...]
@@ -85,26 +85,26 @@ class Dismiss:
 
 @dataclass(frozen=True)
 class Want:
-    """Another number of workers is started together; see `Membership.want`."""
+    """The number of workers that start together changes; see `Membership.want`."""
 
     wanted: int
 
 
 @dataclass(frozen=True)
 class Over:
-    """The run is over, and what it has come to."""
+    """The run is over, with this result."""
 
     result: Any
 
 
 @dataclass(frozen=True)
 class News:
-    """A message of the arbiter.
+    """A message from the arbiter.
 
     Attributes:
-        numbers: "pause", "lost" or "left" -> the generation of which this is so.
-        answer: what a worker waits for, if it is that: "generation" and "nonce"; or "end", with "unreachable"; or
-            "over"; or "dismissed".
+        numbers: "pause", "lost" or "left" -> number of the generation to which this applies.
+        answer: the answer for which a worker waits, or empty: "generation" and "nonce"; or "end", with "unreachable";
+            or "over"; or "dismissed".
     """
 
     numbers: Mapping[str, int]
@@ -115,7 +115,7 @@ def of_worker(line: bytes) -> Join | Leave | Dismiss | Want | Over:
     """Return a worker's message.
 
     Raises:
-        MessageError: says what is wrong with it.
+        MessageError: the message is not valid.
     """
     message = _object(line)
     match message:
@@ -136,7 +136,7 @@ def of_worker(line: bytes) -> Join | Leave | Dismiss | Want | Over:
 
 
 def of_arbiter(line: bytes, name: str) -> News:
-    """Return a message of the arbiter to a worker; a MessageError says what is wrong with it."""
+    """Return a message of the arbiter to a worker, or raise a MessageError if it is not valid."""
     message = _object(line)
     numbers: Mapping[str, int] = {
         kind: _whole(message, kind, 1, _MOST) for kind in ("pause", "lost", "left") if kind in message
@@ -206,10 +206,10 @@ def _address(message: dict[str, Any]) -> str:
     return address
 
 
-# Both sides know the run's secret, which Ray has brought to the workers; it does not travel here. Each side sends
-# random bytes (a challenge) when they connect. The connection's key is derived from the secret and both challenges, so
-# what was recorded on another connection is of no use. Each line begins with a tag: an HMAC of who sent it, how many
-# lines came before it, and what it says. Lines can be read by whoever sees the network; they contain no key.
+# Both sides know the run's secret, which Ray has sent to the workers; it is never sent here. Each side sends random
+# bytes (a challenge) when they connect. The connection's key is derived from the secret and both challenges, so
+# recordings of another connection are useless. Each line begins with a tag: an HMAC of its sender, the number of lines
+# before it, and its content. Anybody who can read the network can read the lines, but they contain no key.
 
 
 def encoded(message: dict[str, Any]) -> bytes:
@@ -218,18 +218,17 @@ def encoded(message: dict[str, Any]) -> bytes:
 
 
 def proof(key: bytes, role: str, name: str, challenge: str) -> str:
-    """Return what only who knows the key can answer to a challenge, as the worker of a name or as the arbiter."""
+    """Return the answer to a challenge, which only a process that knows the key can compute, for a role and a name."""
     return _derived(key, role, name, challenge).hex()
 
 
 def connection_key(secret: bytes, name: str, theirs: str, own: str) -> bytes:
-    """Return the key of a connection between a worker and the arbiter, from the run's secret and the challenges of
-    both."""
+    """Return the key of a connection between a worker and the arbiter, from the run's secret and both challenges."""
     return _derived(secret, "connection", name, theirs, own)
 
 
 def group_key(secret: bytes, number: int, members: Sequence[str], nonce: str) -> bytes:
-    """Return the key of a generation, which each of its members derives from the run's secret, the names of all by
+    """Return the key of a generation, which each member derives from the run's secret, the names of all members by
     rank, and random text from the arbiter."""
     return _derived(secret, "group", number, *members, nonce)
 
@@ -239,11 +238,11 @@ def _derived(key: bytes, *what: str | int) -> bytes:
 
 
 class Seal:
-    """Tags of the lines that one side of a connection sends, in their order.
+    """Adds or checks the tags of the lines that one side of a connection sends, in order.
 
     Args:
-        key: of the connection.
-        sender: the side that sends these lines, so that a line cannot be sent back.
+        key: key of the connection.
+        sender: the side that sends these lines; part of the tag, so that a line cannot be sent back.
     """
 
     def __init__(self, key: bytes, sender: str):
@@ -257,7 +256,7 @@ class Seal:
         """Return the next line without its tag.
 
         Raises:
-            ValueError: the other side has not sent this line, or not as the next one.
+            ValueError: the other side did not send this line, or not as its next line.
         """
         tag, line = sealed[:_TAG_DIGITS], sealed[_TAG_DIGITS:]
         if not hmac.compare_digest(tag, self._tag(line)):
@@ -272,5 +271,5 @@ class Seal:
 
 @functools.lru_cache(maxsize=1)
 def _digest(line: bytes) -> bytes:
-    """Return the hash of a line. The arbiter sends each generation to all of its members, so the last one is kept."""
+    """Return the hash of a line. The latest is cached, because the arbiter sends the same generation to all members."""
     return hashlib.sha256(line).digest()

@@ -1,9 +1,9 @@
-"""Decisions about the members of a group that repairs itself, also where some workers cannot reach each other.
+"""Decides on the members of a group that repairs itself, even if some workers cannot reach each other.
 
-A group is a sequence of generations. A generation ends for all of its members: because one of them is lost, which the
-others notice in the middle of a sum, or because somebody wants to join, for which they stop between two steps. The next
-one has those that live, in the order of their ranks, and after them those that joined. Nothing here knows time, sockets
-or processes; `raytf.driver.arbiter` does.
+A group is a sequence of generations. A generation ends for all of its members at once. Either a member is lost, which
+the others notice in the middle of a sum, or a worker wants to join or should leave, for which they stop between two
+steps. The next generation has the surviving members in order of rank, followed by the workers that joined. Nothing here
+uses time, sockets or processes; `raytf.driver.arbiter` does.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-#: Links that are missing: each has the names of two workers.
+#: Missing links, each with the names of two workers.
 Missing = Collection[frozenset[str]]
-#: Workers with a missing link up to which all sets are tried.
+#: All sets are tried for up to this many workers with a missing link.
 _EXACT = 12
 
 
@@ -28,10 +28,10 @@ class Generation:
     Attributes:
         number: 1, 2, ...
         members: names of its workers, by rank.
-        addresses: HOST:PORT at which each listens, by rank.
-        steps: the last step that each has finished, by rank; -1 for one that has joined.
-        dismissed: those that have left the generation before for good.
-        lost: how many were lost since the last step that was trained; 0 for a change that was planned.
+        addresses: HOST:PORT at which each member listens, by rank.
+        steps: the last step that each member has finished, by rank; -1 for a worker that has joined.
+        dismissed: members of the previous generation that have left for good.
+        lost: number of members lost since the last finished step; 0 after a planned change.
         unreachable: workers that are left out because they and other members cannot reach each other.
     """
 
@@ -46,12 +46,12 @@ class Generation:
 
 @dataclass(frozen=True)
 class Place:
-    """The address of a worker, and how far it is.
+    """The address and progress of a worker.
 
     Attributes:
         address: HOST:PORT.
-        step: the last one that it has finished; -1 if it has no state.
-        order: those of a first generation are in this order.
+        step: last step that the worker has finished; -1 if it has no state.
+        order: sort key for the members of a first generation.
     """
 
     address: str
@@ -60,7 +60,7 @@ class Place:
 
 
 def node_of(name: str) -> str:
-    """Return Ray's id of the node of a worker, by the worker's name."""
+    """Return Ray's id of a worker's node, from the worker's name."""
     return name.rpartition("-")[0]
 
 
@@ -69,31 +69,31 @@ class Membership:
     """The workers of a run, as its arbiter sees them.
 
     Attributes:
-        most: members of a generation; whoever joins waits until there is room.
-        refuse_looks: looks of the arbiter during which newcomers from a node that did not answer members are refused.
-        generation: the present one; None before the first one, and when nobody is left who has its state.
+        most: most members of a generation; workers that join wait until there is room.
+        refuse_looks: number of the arbiter's checks during which newcomers from an unresponsive node are refused.
+        generation: the current generation; None before the first one, and if no member is left.
     """
 
     most: int = sys.maxsize
     refuse_looks: float = math.inf
     generation: Generation | None = None
     _number: int = 0
-    #: How many workers a generation starts with that continues no other one.
+    #: Number of workers with which a generation starts if it does not continue another one.
     _wanted: int = 0
     #: Workers that have joined and are not in a generation yet.
     _joining: dict[str, Place] = field(default_factory=dict)
-    #: Members that have left the present generation, and wait for the next one.
+    #: Members that have left the current generation and wait for the next one.
     _ready: dict[str, Place] = field(default_factory=dict)
     _lost: set[str] = field(default_factory=set)
-    #: Members that are to leave for good at the end of a step, and those that must have come before.
+    #: Members that should leave for good at the end of a step -> workers that must have joined before.
     _dismissed: dict[str, frozenset[str]] = field(default_factory=dict)
-    #: Member of the present generation -> the members that it did not reach when they met.
+    #: Member of the current generation -> members that it could not reach at the rendezvous.
     _unreached: dict[str, set[str]] = field(default_factory=dict)
-    #: A newcomer that was the first to leave the present generation, without having met it; empty for none.
+    #: Newcomer that was the first to leave the current generation, without having met the others; empty for none.
     _fled: str = ""
-    #: Node with a worker that did not answer members when they met -> looks until newcomers from it are tried again.
+    #: Node of a worker that did not answer at a rendezvous -> checks until newcomers from this node are accepted again.
     _cut_off: dict[str, float] = field(default_factory=dict)
-    #: What the members of the current generation know about it; see `news`.
+    #: News that the members of the current generation have received; see `news`.
     _told: set[str] = field(default_factory=set)
 
     @property
@@ -106,23 +106,23 @@ class Membership:
 
     @property
     def living(self) -> list[str]:
-        """Members of the present generation that are not lost, by rank."""
+        """Members of the current generation that are not lost, by rank."""
         return [] if self.generation is None else [n for n in self.generation.members if n not in self._lost]
 
     @property
     def is_pause_wanted(self) -> bool:
-        """Whether the members should leave the generation at the end of a step, since somebody wants to join, or is to
-        leave."""
+        """Whether the members should leave the generation at the end of a step, because a worker wants to join or
+        should leave."""
         if self.generation is None or not (self._joining or self._dismissed):
             return False
         return bool(self._coming() or self._leaving())
 
     def news(self) -> list[str]:
-        """Return what the members must be told of their generation; each of these only once.
+        """Return the news that the members must receive about their generation, each only once.
 
         Returns:
             "pause": see `is_pause_wanted`. "lost": a member is gone. "left": a member has left the generation, so the
-            others must stop meeting in it.
+            others must end its rendezvous.
         """
         if self.generation is None:
             return []
@@ -132,36 +132,36 @@ class Membership:
         return kinds
 
     def join(self, name: str, place: Place, wanted: int) -> Generation | None:
-        """Note that a worker wants to join, and return the next generation if it can begin.
+        """Record that a worker wants to join, and return the next generation if it can start.
 
         Args:
-            name: of the worker.
-            place: where it listens.
-            wanted: how many workers are started together with it, where nobody is left of a generation.
+            name: name of the worker.
+            place: address of the worker.
+            wanted: number of workers that start together if no generation is left to continue.
         """
         self._joining[name], self._wanted = place, wanted
         return self._next()
 
     def dismiss(self, names: Collection[str], after: Collection[str] = ()) -> None:
-        """Have members leave for good at the end of a step, once the workers `after` have come, but never all that have
-        the state. Nothing more is asked of the ones before who are not named again."""
+        """Make members leave for good at the end of a step, once the workers `after` have joined, but never all members
+        that have the state. This replaces earlier dismissals."""
         self._dismissed = dict.fromkeys(names, frozenset(after))
 
     def want(self, wanted: int) -> Generation | None:
-        """Set how many workers start together, and return the next generation if it can begin."""
+        """Set how many workers start together, and return the next generation if it can start."""
         self._wanted = wanted
         return self._next()
 
     def leave(
         self, name: str, number: int, place: Place, unreached: Collection[str] = (), has_met: bool = False
     ) -> Generation | None:
-        """Note that a worker has left a generation, and return the next one if it can begin.
+        """Record that a worker has left a generation, and return the next generation if it can start.
 
         Args:
-            name: of the worker.
-            number: of the generation.
-            place: where it listens.
-            unreached: members that did not answer this worker when the generation met.
+            name: name of the worker.
+            number: number of the generation.
+            place: address and last step of the worker.
+            unreached: members that did not answer this worker at the rendezvous.
             has_met: whether the worker has met all members of the generation.
 
         Raises:
@@ -179,27 +179,27 @@ class Membership:
         return self._next()
 
     def is_cut_off(self, name: str) -> bool:
-        """Return whether a worker of the same node did not answer members lately, and no member is on that node."""
+        """Return whether a worker on the same node recently did not answer members, and no member is on that node."""
         node = node_of(name)
         return node in self._cut_off and node not in map(node_of, self.living)
 
     def count_look(self) -> None:
-        """Count a look of the arbiter, after which nodes that were cut off may be tried again."""
+        """Count a check of the arbiter. After enough checks, newcomers from a node that was cut off are accepted."""
         self._cut_off = {node: looks - 1 for node, looks in self._cut_off.items() if looks > 1}
 
     def lose(self, name: str) -> Generation | None:
-        """Note that a worker is gone, and return the next generation if it can begin."""
+        """Record that a worker is gone, and return the next generation if it can start."""
         self._joining.pop(name, None)
         self._ready.pop(name, None)
         if self.generation is not None and name in self.generation.members:
             self._lost.add(name)
             if self._lost.issuperset(self.generation.members):
-                self.generation = None  # whoever joins now begins with a checkpoint
-                self._cut_off.clear()  # nobody is left who would wait in vain
+                self.generation = None  # workers that join now start from a checkpoint
+                self._cut_off.clear()  # no member is left that would wait for an unreachable newcomer
         return self._next()
 
     def missing(self) -> list[str]:
-        """Return the members that have not left the present generation while others have, by rank."""
+        """Return the members, by rank, that have not left the current generation although others have."""
         if self.generation is None or not self._ready:
             return []
         return [name for name in self.generation.members if name not in self._ready and name not in self._lost]
@@ -210,8 +210,8 @@ class Membership:
             coming = sorted(self._coming(), key=lambda name: self._joining[name].order)
             members = {n: self._joining[n] for n in coming} if len(self._joining) >= self._wanted else {}
         else:
-            # The next generation starts when all living members have left. Only their number is compared, because
-            # each departure asks.
+            # The next generation starts when all living members have left. Only their number is compared, because this
+            # runs at each departure.
             if not self._ready or len(self._ready) < len(self.generation.members) - len(self._lost):
                 return None
             leaving, coming = self._leaving(), self._coming()
@@ -239,9 +239,9 @@ class Membership:
         return self.generation
 
     def _reaching(self, places: dict[str, Place]) -> list[str]:
-        """Return which workers of the next generation stay, and mark the nodes of workers that members waited for."""
+        """Return the workers that stay in the next generation, and mark nodes for which members waited in vain."""
         with_state = [name for name, place in places.items() if place.step >= 0]
-        if self._fled and not (self._lost or self._unreached):  # it could not meet the members that have the state
+        if self._fled and not (self._lost or self._unreached):  # it did not meet the members with the state
             self._unreached.setdefault(self._fled, set(with_state))
         stay = reaching_each_other(list(places), self._apart(places), with_state)
         awaited = {other for one in stay for other in self._unreached.get(one, ())}
@@ -256,12 +256,12 @@ class Membership:
         return {
             pair
             for pair in map(frozenset, itertools.combinations(concerned, 2))
-            # Two workers of one node may be apart for reasons of their own.
+            # Two workers on one node count only if they themselves cannot reach each other.
             if pair in pairs or (len(both := frozenset(map(node_of, pair))) == 2 and both in nodes)
         }
 
     def _lost_since_a_step(self, step: int) -> int:
-        """Return how many were lost since `step`, those of earlier generations that came no further included."""
+        """Return how many members were lost since `step`, including earlier generations that got no further."""
         before = self.generation
         earlier = 0 if before is None or max(before.steps) < step else before.lost
         return earlier + len(self._lost)
@@ -271,7 +271,7 @@ class Membership:
         living = self.living
         here = {*living, *self._joining}
         leaving = {name for name in living if name in self._dismissed and self._dismissed[name] <= here}
-        # While a generation trains all of its members have the state; after a meeting that failed some may not.
+        # While a generation trains, all members have the state; after a failed rendezvous, some may not.
         having = {name for name in living if name not in self._ready or self._ready[name].step >= 0}
         return leaving if (having or set(living)) - leaving else set()
 
@@ -281,11 +281,11 @@ class Membership:
 
 
 class StaleError(RuntimeError):
-    """A worker belongs to a generation that has ended without it: it must end."""
+    """A worker must stop, because its generation has ended without it."""
 
 
 def reaching_each_other(names: Sequence[str], missing: Missing, with_state: Collection[str]) -> list[str]:
-    """Return the largest set of workers that all reach each other.
+    """Return the largest set of workers that can all reach each other.
 
     This set is a maximum clique. If more than `_EXACT` workers have a missing link, the worker with the most missing
     links is left out until no link is missing. The result may then be smaller than the largest set (greedy vertex
@@ -308,7 +308,7 @@ def reaching_each_other(names: Sequence[str], missing: Missing, with_state: Coll
 
 
 def _tried(concerned: Sequence[str], missing: Missing, having: Collection[str]) -> set[str]:
-    """Return the best set of workers to leave out; all sets are tried, the smallest first."""
+    """Return the best set of workers to leave out, trying all sets from the smallest."""
     for count in range(len(concerned) + 1):
         fitting = [out for out in map(set, itertools.combinations(concerned, count)) if _fits(out, missing, having)]
         if fitting:

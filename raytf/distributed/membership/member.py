@@ -1,8 +1,8 @@
-"""A worker's place in a group that repairs itself: a decision from what its arbiter has told it and how meetings ended.
+"""A worker's membership in a group that repairs itself, decided from the arbiter's messages and from failed meetings.
 
-Events go in, and what to ask or to do comes out; nothing here knows time, sockets or processes.
-`raytf.distributed.membership.arbiter_link` talks with the arbiter, `raytf.training.synchronous` meets the other ranks,
-and `tests.stress.simulate` tries both in a simulated world.
+The methods take events and return messages to send; nothing here uses time, sockets or processes.
+`raytf.distributed.membership.arbiter_link` talks to the arbiter, `raytf.training.synchronous` meets the other ranks,
+and `tests.stress.simulate` tests both in a simulated world.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from raytf.distributed.membership.arbiter_messages import News
 from raytf.distributed.membership.generations import Generation, node_of
 from raytf.errors import WorkerLostError
 
-#: The number of times that ranks meet again if they lose another rank while they meet.
+#: Number of meetings in a row that may fail before the worker gives up.
 _MEETINGS = 10
 
 
@@ -46,21 +46,20 @@ class Member:
     """A worker's view of its group.
 
     Args:
-        name: of the worker.
+        name: name of the worker.
 
     Attributes:
-        number: of the generation that the worker belongs to; 0 before the first one.
-        is_lost: whether the worker no longer belongs to the group, since the arbiter does not hear it.
+        number: number of the worker's generation; 0 before the first one.
+        is_lost: whether the worker no longer belongs to the group, because it has lost the arbiter.
     """
 
     def __init__(self, name: str):
         self.name, self.number, self.is_lost = name, 0, False
-        #: The numbers of the generation that pauses after a step, of the one that lost a member, and of the one that a
-        #: member has left.
+        #: Numbers of the latest generations that should pause, that lost a member, and that a member has left.
         self._paused = self._broken = self._left = -1
-        #: Meetings that have failed since the last one that did not, and whom this worker did not reach in the last.
+        #: Number of meetings that have failed in a row, and the members that were not reached in the latest one.
         self._failed, self._unreached = 0, list[str]()
-        #: Whether the ranks of the present generation have met, or had connected before their meeting failed.
+        #: Whether the ranks of the current generation have met, or had connected before their meeting failed.
         self._has_met = False
 
     @property
@@ -69,40 +68,40 @@ class Member:
 
     @property
     def is_pause_wanted(self) -> bool:
-        """Whether the members should leave their generation between two steps, since somebody wants to join or to
-        leave."""
+        """Whether the members should leave their generation between two steps, because a worker wants to join or
+        should leave."""
         return self.has_joined and self._paused == self.number
 
     def is_broken(self, number: int) -> bool:
-        """Return whether a member of a generation is known to be lost, or this worker is."""
+        """Return whether a member of a generation, or this worker, is known to be lost."""
         return self.is_lost or self._broken == number
 
     def is_over(self, number: int) -> bool:
-        """Return whether a generation is known to have lost a member, or to have been left by one."""
+        """Return whether a member of a generation is known to be lost or to have left."""
         return self.is_broken(number) or self._left == number
 
     def hear(self, news: News) -> None:
-        """Note what the arbiter says of generations. What answers a question belongs to `take`."""
+        """Record the arbiter's news about generations. Answers are passed to `take`."""
         self._paused = news.numbers.get("pause", self._paused)
         self._broken = news.numbers.get("lost", self._broken)
         self._left = news.numbers.get("left", self._left)
 
     def joining(self, address: str, wanted: int, order: int) -> dict[str, Any]:
-        """Return the message with which this worker, which listens at an address, asks to become a member of the next
-        generation; see `Membership.join`."""
+        """Return the message in which this worker, listening at `address`, requests to join the next generation; see
+        `Membership.join`."""
         return {"join": {"address": address, "wanted": wanted, "order": order}}
 
     def leaving(self, address: str, step: int) -> dict[str, Any]:
-        """Return the message with which this worker, which listens at an address from now on, leaves the present
-        generation after a step, -1 if it has no state, and asks for the next one."""
+        """Return the message in which this worker, now listening at `address`, leaves the current generation after a
+        step (-1 if it has no state) and requests to join the next one."""
         met = {"unreached": sorted(self._unreached), "met": self._has_met}
         return {"leave": {"number": self.number, "address": address, "step": step} | met}
 
     def take(self, answer: Mapping[str, Any]) -> Generation:
-        """Take the arbiter's answer to a question.
+        """Process the arbiter's answer to a request.
 
         Args:
-            answer: of `News`.
+            answer: see `News`.
 
         Returns:
             The generation that this worker belongs to from now on.
@@ -128,8 +127,8 @@ class Member:
         self._failed, self._unreached, self._has_met = 0, [], True
 
     def not_met(self, generation: Generation, unreached: Collection[int], are_connected: bool = False) -> None:
-        """Note that the ranks of the generation have not met, so that this worker leaves it: some were unreached, or
-        all had connected, so that no missing link explains it. After several tries raise a WorkerLostError."""
+        """Record that the meeting of the generation failed, so this worker leaves it; raise a WorkerLostError after too
+        many failures in a row. If all ranks had connected, no missing link explains the failure."""
         self._failed, self._unreached = self._failed + 1, [generation.members[rank] for rank in unreached]
         self._has_met = are_connected
         if self._failed >= _MEETINGS:
@@ -137,12 +136,12 @@ class Member:
 
 
 class Transfer(NamedTuple):
-    """The ranks that give the state to others after a rendezvous, and those that take it.
+    """The ranks that send the state after a rendezvous, and the ranks that receive it.
 
     Attributes:
-        giver: the rank that tells the others what is not a variable.
-        givers: the ranks that are furthest.
-        takers: the ranks that are behind, or have no state.
+        giver: the rank that sends the parts of the state that are not variables.
+        givers: the most advanced ranks.
+        takers: the ranks that are behind or have no state.
     """
 
     giver: int
@@ -151,13 +150,13 @@ class Transfer(NamedTuple):
 
 
 def transfer(steps: Sequence[int]) -> Transfer:
-    """Decide who gives the state to whom, by the last step that each rank has finished; -1 for one without a state."""
+    """Decide which ranks send the state to which, from each rank's last finished step (-1 without state)."""
     furthest = max(steps)
     givers = tuple(rank for rank, step in enumerate(steps) if step == furthest)
     return Transfer(givers[0], givers, tuple(rank for rank, step in enumerate(steps) if step < furthest))
 
 
 def step_after_broken_transfer(step: int, steps: Sequence[int]) -> int:
-    """Return the last step that a rank has finished after a transfer that did not end, from all ranks' steps before it;
-    -1 if it has no state any more: a state that was only taken in part is none."""
+    """Return a rank's last finished step after an incomplete transfer, from all ranks' steps before it. Return -1 for a
+    taker, because a partly received state is unusable."""
     return -1 if step < max(steps) else step

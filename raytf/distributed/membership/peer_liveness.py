@@ -1,8 +1,7 @@
-"""Heartbeats to other ranks, sent by a small process beside this one, and the decision which ranks of a sum are lost.
+"""Heartbeats to other ranks, sent by a small child process, and the decision which ranks of a sum are lost.
 
-A thread of Python's would not do: whatever holds the interpreter's lock for seconds, such as the reading of a large
-file by an extension, would make this process look dead. The other way round, the process beside it sends nothing while
-this one is stopped, and it ends with it.
+A Python thread could not send them: an extension that holds the interpreter's lock for seconds, for example to read a
+large file, would make this process look dead. The child sends nothing while this process is stopped, and exits with it.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from raytf.distributed.sockets import close_in_children
 
 #: Seconds between two heartbeats.
 BEAT_SECONDS = 0.5
-#: Seconds without one after which the other side counts as lost. With a heartbeat, a look and what follows, those that
-#: are left train on before 6 s are over.
+#: Seconds without a heartbeat after which a peer counts as lost. Including detection and repair, the surviving ranks
+#: then continue to train within 6 s.
 SILENT_SECONDS = 4.5
 
-#: Imports next to nothing, so that it starts in some milliseconds: parent's pid, seconds between heartbeats, sockets.
-#: It holds these open, so it must end at once with its parent: others would not see that the parent is gone.
+#: Imports almost nothing, to start in milliseconds. Arguments: the parent's pid, seconds between heartbeats, sockets.
+#: It holds the sockets open, so it must exit with its parent, or peers would not notice that the parent is gone.
 _PROGRAM = """
 import os, select, sys
 parent, seconds, sockets = int(sys.argv[1]), float(sys.argv[2]), [int(each) for each in sys.argv[3:]]
@@ -43,15 +42,15 @@ while os.getppid() == parent:
     if select.select([0], [], [], seconds)[0]:
         break  # the other end is closed: the parent has ended
 """
-#: Seconds between two looks at a process of this host.
+#: Seconds between two checks of a process on this host.
 PROCESS_LOOK_SECONDS = 1.0
-#: Seconds for which a process may be stopped; as long as TensorFlow waits for a heartbeat.
+#: Seconds for which a process may be stopped; the same time for which TensorFlow waits for a heartbeat.
 STOPPED_SECONDS = 6.0
 
 
 class HeartbeatSender:
-    """Sends heartbeats over connections until it is told to end, or until this process ends; closing one ends those
-    over it."""
+    """Sends heartbeats over connections until `end` is called or this process exits. If a connection is closed, its
+    heartbeats stop."""
 
     def __init__(self, connections: Iterable[socket.socket]):
         descriptors = [each.fileno() for each in connections]
@@ -67,7 +66,7 @@ class HeartbeatSender:
         close_in_children(self._process.stdin)
 
     def end(self) -> None:
-        """Send no more; may be called again."""
+        """Stop sending heartbeats; may be called more than once."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
@@ -75,16 +74,16 @@ class HeartbeatSender:
             self._process.stdin.close()
 
 
-# A sum asks only now and then, while nothing comes. Silence is counted in looks of this process: while it stood still
-# itself, it has not looked. `allreduce.host` looks at the processes of its host, `allreduce.network` at heartbeats
-# of other hosts; `tests.stress.simulate` tries both in a simulated world.
+# A sum checks its peers only from time to time, while no data arrives. Silence is counted in checks of this process,
+# because a paused process does not check. `allreduce.host` checks the processes of its host, `allreduce.network` checks
+# the heartbeats of other hosts, and `tests.stress.simulate` tests both in a simulated world.
 
 
 class Sign(Enum):
-    """The state of a process, as one look shows it."""
+    """The state of a process at one check."""
 
     ALIVE = "alive"
-    #: It is stopped, or sends no heartbeats.
+    #: The process is stopped, or sends no heartbeats.
     QUIET = "quiet"
     GONE = "gone"
 
@@ -93,8 +92,8 @@ class Loss(NamedTuple):
     """The reason why a sum cannot complete.
 
     Attributes:
-        number: of the process that is lost; None for an unknown one of the group.
-        sign: the look that has shown it.
+        number: number of the lost process; None for an unknown process of the group.
+        sign: state of the process that showed the loss.
     """
 
     number: int | None
@@ -102,7 +101,7 @@ class Loss(NamedTuple):
 
 
 class Waiting:
-    """Decides that a process that is waited for is lost when it was quiet in so many looks, one after the other."""
+    """Decides that an awaited process is lost after it was quiet in `looks` checks in a row."""
 
     def __init__(self, looks: int):
         self._looks = looks
@@ -110,25 +109,25 @@ class Waiting:
 
     @classmethod
     def for_processes(cls, stopped_seconds: float = STOPPED_SECONDS) -> Waiting:
-        """Return a decision about processes of this host, with a look every `PROCESS_LOOK_SECONDS`."""
+        """Return a `Waiting` for processes on this host, checked every `PROCESS_LOOK_SECONDS`."""
         return cls(math.ceil(stopped_seconds / PROCESS_LOOK_SECONDS))
 
     @classmethod
     def for_heartbeats(cls, silent_seconds: float = SILENT_SECONDS) -> Waiting:
-        """Return a decision about processes that send heartbeats, with a look every `BEAT_SECONDS`; one more, since the
-        newest heartbeat may be on its way."""
+        """Return a `Waiting` for processes that send heartbeats, checked every `BEAT_SECONDS`, plus one check because
+        the newest heartbeat may be in transit."""
         return cls(math.floor(silent_seconds / BEAT_SECONDS) + 1)
 
     def check_signs(self, signs: Mapping[int, Sign], is_broken: bool = False) -> Loss | None:
-        """Return a loss, for which the sum cannot end; None while the processes are to be waited for.
+        """Return the loss because of which the sum cannot complete, or None to keep waiting for the processes.
 
         Args:
-            signs: of the processes that are waited for, by their numbers.
-            is_broken: whether a process of the group is known to be lost. That counts also for those that this host
-                does not show, as between containers.
+            signs: state of each awaited process, by number.
+            is_broken: whether a process of the group is known to be lost, even one that is not visible on this host, as
+                between containers.
         """
         for number, sign in signs.items():
-            if sign is Sign.GONE:  # a child that it has forked may hold its socket
+            if sign is Sign.GONE:  # its socket may be open in a forked child
                 return Loss(number, sign)
         if is_broken:
             return Loss(None, Sign.GONE)
@@ -140,12 +139,12 @@ class Waiting:
 
 
 def sign_of_process(state: str, started: str, began: str) -> Sign:
-    """Return what the system's table of processes shows of a process.
+    """Return the sign of a process, from the system's process table.
 
     Args:
-        state: the process's state there; empty if it is not visible.
-        started: when the process with its number started: another one may have got its number.
-        began: when it had started at the first look; empty if it was never visible, which says nothing.
+        state: state of the process in the table; empty if it is not visible.
+        started: start time of the process that has its pid now, which may be another process.
+        began: start time at the first check; empty if the process was never visible, so its absence means nothing.
     """
     if began and (state in ("", "Z", "X") or started != began):
         return Sign.GONE

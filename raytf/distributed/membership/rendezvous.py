@@ -1,7 +1,7 @@
 """The rendezvous of a generation: where each rank listens, which ranks it calls and answers, and when it gives up.
 
-Each rank listens before anybody knows the addresses of all, so that nobody else can take its port; a server of
-TensorFlow's takes it over (`MultiWorkerGroup`).
+Each rank starts to listen before the addresses of all ranks are known, so that no other process can take its port. A
+TensorFlow server can take over the port (`MultiWorkerGroup`).
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import NoReturn
 
 from raytf.distributed.sockets import Callers, close_in_children
 
-#: Connections that may wait to be accepted: two of each rank. Where it is less, a busy rank would seem to be cut off.
+#: Connections that may wait to be accepted, two from each rank. With fewer, a busy rank would seem to be cut off.
 _BACKLOG = 4096
 
-#: Sockets that listen and have not been taken yet, by their HOST:PORT.
+#: Listening sockets that no meeting has used yet, by HOST:PORT.
 _listening: dict[str, socket.socket] = {}
-#: The purpose of a connection.
+#: The purposes of connections.
 DATA, HEARTBEATS = 0, 1
 #: Seconds for all ranks to connect, on a loaded machine.
 MEET_SECONDS = 60.0
-#: Seconds for another host to take a connection. A kernel takes connections also while its processes are busy or
-#: stopped, so a host that takes none is cut off.
+#: Seconds for another host to accept a connection. A kernel accepts connections even while its processes are busy or
+#: stopped, so a host that accepts none is cut off.
 REACH_SECONDS = 10.0
 
-#: A connection with another rank: the rank, and what the connection is for.
+#: A connection to another rank: the rank and the purpose of the connection.
 Link = tuple[int, int]
 
-#: Seconds between two looks whether a rank that is waited for is lost.
+#: Seconds between two checks whether an awaited rank is lost.
 _LOOK_SECONDS = 0.1
 #: The header of a call: caller, callee, purpose, random bytes and proof. The answer is a proof.
 _CALL = struct.Struct("<iii16s32s")
@@ -49,14 +49,14 @@ Connections = dict[int, dict[int, socket.socket]]
 
 @dataclass(frozen=True)
 class Meeting:
-    """A rank's place in its group, and how it finds the others.
+    """A rank's place in its group, and the addresses of all ranks.
 
     Attributes:
         rank: this rank.
         addresses: HOST:PORT of each rank.
         key: 32 random bytes that the ranks of this group know, and nobody else.
-        is_over: whether a rank is known to be lost or to have left; ends the meeting.
-        is_lost: whether a rank is known to be lost. A rank that has left has finished its step with all others.
+        is_over: returns whether a rank is known to be lost or to have left, which ends the meeting.
+        is_lost: returns whether a rank is known to be lost. A rank that has left finished its step with all others.
     """
 
     rank: int
@@ -70,24 +70,24 @@ class Meeting:
         return len(self.addresses)
 
     def server(self) -> socket.socket:
-        """Return a socket that listens at this rank's address. The caller has to close it.
+        """Return a socket that listens at this rank's address. The caller must close it.
 
         Raises:
-            OSError: another process listens there.
+            OSError: another process listens at this address.
         """
         own = self.addresses[self.rank]
         return _listening.pop(own, None) or server_at(*parsed(own))
 
     def close(self) -> None:
-        """Do not listen any more, if nobody has taken the socket."""
+        """Stop listening, unless the socket is already in use."""
         server = _listening.pop(self.addresses[self.rank], None)
         if server is not None:
             server.close()
 
 
 def listen(host: str) -> str:
-    """Listen at a free port of this machine for a `Meeting` of this process; return HOST:PORT. An OSError says that
-    none is free."""
+    """Listen at a free port of this machine, for a `Meeting` of this process, and return HOST:PORT. Raise an OSError if
+    no port is free."""
     server = server_at(host)
     address = joined(host, server.getsockname()[1])
     _listening[address] = server
@@ -95,26 +95,26 @@ def listen(host: str) -> str:
 
 
 def joined(host: str, port: int) -> str:
-    """Return HOST:PORT."""
+    """Return the address HOST:PORT."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parsed(address: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT."""
+    """Return the host and the port of HOST:PORT."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def server_at(host: str, port: int = 0) -> socket.socket:
-    """Return a socket that listens at a port of this machine, by default a free one, which others reach by the address
-    `host`. An OSError says that the port is taken, or none is free."""
+    """Return a socket that listens at a port of this machine, by default a free one; others reach it at the address
+    `host`. Raise an OSError if the port is taken or none is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         server = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
-        # An address that others translate to this machine's, as Ray's --node-ip-address may be.
+        # The address may be one that others translate to this machine's address, such as Ray's --node-ip-address.
         server = socket.create_server(("", port), family=family, backlog=_BACKLOG)
     close_in_children(server)
     return server
@@ -124,25 +124,25 @@ _mine: Meeting | None = None
 
 
 def take(meeting: Meeting) -> None:
-    """Give this process its place in a group."""
+    """Set this process's place in a group."""
     global _mine
     _mine = meeting
 
 
 def mine() -> Meeting:
     """Return this process's place in its group."""
-    assert _mine is not None, "worker.set_up comes first"
+    assert _mine is not None, "call worker.set_up first"
     return _mine
 
 
-# A rank calls all ranks before it, in their order, then answers all ranks after it, and then waits for the answers to
-# its calls. Events go in, and the next thing to do comes out, or an error that ends the meeting. Nothing here knows
-# sockets or clocks: whoever reports an event passes the time. `_Links` carries the decisions out,
-# and `tests.stress.simulate` tries them in a simulated world.
+# A rank calls all lower ranks in order, then answers all higher ranks, and then waits for the answers to its calls.
+# `MeetingPoint` takes events and returns the next action, or raises an error that ends the meeting. It uses neither
+# sockets nor clocks: the time is passed with each event. `_Links` carries out the actions. `tests.stress.simulate` runs
+# `MeetingPoint` in a simulated world.
 
 
 class UnreachedError(ConnectionError):
-    """Some ranks did not answer while the group met."""
+    """Some ranks did not answer at the rendezvous."""
 
     def __init__(self, message: str, ranks: Iterable[int]):
         super().__init__(message)
@@ -150,12 +150,12 @@ class UnreachedError(ConnectionError):
 
 
 class MeetingPoint:
-    """One rank's meeting with the others. Times are seconds of any clock that only goes forward.
+    """One rank's meeting with the others. Times are seconds of a monotonic clock.
 
     Args:
         rank: this rank.
         addresses: HOST:PORT of each rank, for messages.
-        deadline: the time at which the meeting has failed.
+        deadline: time after which the meeting fails.
     """
 
     def __init__(self, rank: int, addresses: Sequence[str], deadline: float):
@@ -168,39 +168,39 @@ class MeetingPoint:
 
     @property
     def to_call(self) -> Link | None:
-        """The next connection to make; None once all were made."""
+        """The next connection to make, or None after the last one."""
         return self._uncalled[0] if self._uncalled else None
 
     @property
     def awaits_calls(self) -> bool:
-        """Whether ranks after this one have yet to call. This rank answers them once it has made its own calls."""
+        """Whether higher ranks have yet to call. This rank answers them after it has made its own calls."""
         return bool(self._awaited)
 
     @property
     def to_hear(self) -> Link | None:
-        """The next connection on which an answer has to come; None once all have answered."""
+        """The next connection on which an answer must arrive, or None after the last one."""
         return self._unheard[0] if self._unheard else None
 
     def dial(self, now: float) -> None:
         self._reach_until = min(self._deadline, now + REACH_SECONDS)
 
     def called(self) -> None:
-        """Note that the connection `to_call` was made, and the call sent."""
+        """Record that the connection `to_call` was made and the call was sent."""
         del self._uncalled[0]
 
     def not_reached(self, error: OSError, now: float, is_over: bool) -> None:
-        """Note that the connection `to_call` could not be made; it is tried again, unless this raises as `poll` does. A
-        host that refuses may not listen yet."""
+        """Record that the connection `to_call` failed, or raise an error as `poll` does. Without an error, the caller
+        retries, because a host that refuses connections may not listen yet."""
         self._check_over(is_over)
         if now >= self._deadline or not isinstance(error, ConnectionRefusedError):
             self._give_up({self._uncalled[0][0]}, f"cannot be reached: {error}")
 
     def answers(self, caller: Link, called: int, is_of_group: bool) -> bool:
-        """Return whether to answer a caller. Otherwise it is a stranger, and this rank hangs up.
+        """Return whether to answer a caller. If not, the caller is a stranger, and this rank closes the connection.
 
         Args:
-            caller: the rank that the caller says it is, and what the connection is for.
-            called: the rank that the caller wants.
+            caller: the rank that the caller claims to be, and the purpose of the connection.
+            called: the rank that the caller wants to reach.
             is_of_group: whether the caller has proved that it knows the group's key.
         """
         is_welcome = is_of_group and called == self._rank and caller in self._awaited
@@ -209,26 +209,26 @@ class MeetingPoint:
         return is_welcome
 
     def heard(self, is_of_group: bool) -> None:
-        """Note that an answer has come on the connection `to_hear`; raise a ConnectionError if it does not prove that
-        the other rank knows the group's key."""
+        """Record an answer on the connection `to_hear`. Raise a ConnectionError if it does not prove that the other
+        rank knows the group's key."""
         rank, _ = self._unheard.pop(0)
         if not is_of_group:
             raise ConnectionError(f"{self._names({rank})} is not of this group")
 
     def lose(self, rank: int, text: str) -> NoReturn:
-        """Raise a ConnectionError because the connection with a rank has ended, which counts as reached."""
+        """Raise a ConnectionError because the connection to a rank has ended. The rank counts as reached."""
         raise ConnectionError(f"{self._names({rank})} {text}")
 
     def poll(self, now: float, is_over: bool) -> None:
-        """Check whether to wait any longer; to be called again and again while this rank waits.
+        """Check whether to keep waiting; call this repeatedly while this rank waits.
 
         Args:
-            now: the time.
+            now: the current time.
             is_over: whether the generation is known to be over.
 
         Raises:
             ConnectionAbortedError: the generation is over.
-            UnreachedError: ranks have not answered in time.
+            UnreachedError: some ranks did not answer in time.
         """
         self._check_over(is_over)
         if self._uncalled:
@@ -251,22 +251,22 @@ class MeetingPoint:
         return ", ".join(f"rank {rank} at {self._addresses[rank]}" for rank in sorted(ranks))
 
 
-# A rank has met another one only when that one has answered, so none begins before all are there. Both sides prove that
-# they know the group's key. It does not travel here: Ray has brought it, or the run's secret, from which each member
-# derives it (`group_key`). What is sent later, gradients and heartbeats, is neither encrypted nor authenticated, since
-# an HMAC of gradients takes longer than a fast network (docs/guides/recovery.md).
+# A rank has met another rank only when that rank has answered, so no rank starts before all are present. Both sides
+# prove that they know the group's key, which is never sent here: Ray sends it, or the run's secret, from which each
+# member derives it (`group_key`). Gradients and heartbeats are neither encrypted nor authenticated, because an HMAC of
+# gradients takes longer than a fast network (docs/guides/recovery.md).
 
 
 def connect_all(meeting: Meeting, silent_seconds: float, meet_seconds: float = MEET_SECONDS) -> Connections:
-    """Return the connections with all other ranks: by what they are for, and by rank.
+    """Connect to all other ranks, and return the connections by purpose and rank.
 
     Args:
-        meeting: of this rank.
-        silent_seconds: after which the kernel ends a connection for heartbeats whose other side does not answer.
-        meet_seconds: how long the others may take.
+        meeting: meeting of this rank.
+        silent_seconds: time after which the kernel ends a heartbeat connection whose other side does not respond.
+        meet_seconds: time for all ranks to connect.
 
     Raises:
-        OSError: not all have connected; says who is missing.
+        OSError: not all ranks have connected. The message names the missing ones.
     """
     links = _Links(meeting, time.monotonic() + meet_seconds)
     try:
@@ -288,15 +288,14 @@ def connect_all(meeting: Meeting, silent_seconds: float, meet_seconds: float = M
 
 
 def end(peer: socket.socket) -> None:
-    """Close a connection for all processes that have it."""
+    """Close a connection, even if other processes also hold it open."""
     with contextlib.suppress(OSError):
         peer.shutdown(socket.SHUT_RDWR)
     peer.close()
 
 
 class _Links:
-    """The connections of a rank that meets the others until a deadline, by (rank, purpose), as its `MeetingPoint` wants
-    them."""
+    """Makes the connections of a rank, by (rank, purpose), as its `MeetingPoint` decides, until a deadline."""
 
     def __init__(self, meeting: Meeting, deadline: float):
         self._meeting, self._deadline = meeting, deadline
@@ -317,7 +316,7 @@ class _Links:
             self._point.called()
 
     def answer(self, server: socket.socket) -> None:
-        """Answer the ranks after this one. Who does not say at once who it is holds up nobody."""
+        """Answer the higher ranks. A caller that does not identify itself at once delays nobody."""
         with Callers(server, _CALL.size) as callers:
             while self._point.awaits_calls:
                 self._poll()
@@ -345,7 +344,7 @@ class _Links:
         what = call[:-_PROOF_BYTES]
         rank, called, purpose, _, proof = _CALL.unpack(call)
         if not self._point.answers((rank, purpose), called, hmac.compare_digest(proof, self._proof(b"call", what))):
-            peer.close()  # a stranger, such as who looks for open ports
+            peer.close()  # a stranger, such as a port scanner
             return
         self.connections[rank, purpose] = peer
         try:
@@ -365,7 +364,7 @@ class _Links:
                 time.sleep(0.01)
 
     def _connected(self, rank: int) -> socket.socket:
-        """Return a connection with a rank. A host that is cut off never answers, so the generation's end is polled."""
+        """Return a connection to a rank. Poll meanwhile, because a host that is cut off never answers."""
         host, port = parsed(self._meeting.addresses[rank])
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         peer = socket.socket(family, kind, protocol)
@@ -398,9 +397,9 @@ class _Links:
 
 
 def _watch(peer: socket.socket, silent_seconds: float | None) -> None:
-    """Have the kernel find out that the other host is gone or cut off.
+    """Make the kernel notice that the other host is gone or cut off, if `silent_seconds` is set.
 
-    Only where little is sent: where the other side takes nothing for a while, the kernel would end that, too.
+    Set it only if little is sent: the kernel also ends a connection whose other side reads nothing for a while.
     """
     peer.setblocking(False)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

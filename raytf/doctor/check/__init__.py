@@ -1,1 +1,1 @@
-"""Checks of a cluster's YAML, which find before money is spent what Ray finds late or never."""
+"""Checks of a cluster's YAML. They find mistakes that Ray reports late or never, before money is spent."""

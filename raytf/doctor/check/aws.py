@@ -12,15 +12,15 @@ from raytf.doctor.finding import ConfigFinding, Path, error, refuses_nodes, stop
 from raytf.doctor.node_types import NodeType, node_types, small_disk, spot_head, stopped_nodes
 
 _AMI = re.compile(r"ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:\S+|latest_dlami")
-#: A public parameter of AWS: the newest Ubuntu with NVIDIA's driver, in each region.
+#: AWS's public parameter for the newest Ubuntu image with NVIDIA's driver, in each region.
 GOOD_IMAGE = "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
-#: GiB that TensorFlow, its CUDA libraries and a GPU image take together, with room for logs and spilled objects.
+#: Least disk size in GiB without and with a GPU: for the image, TensorFlow, CUDA, logs and spilled objects.
 _LEAST_GIB, _GPU_GIB = 20, 60
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:
-    """Find what EC2 refuses, what Ray overlooks, and what is open to the world."""
+    """Find values that EC2 refuses or Ray ignores, and ports that are open to the world."""
     yield from _place(document)
     yield from _ports(document)
     own_key = "ssh_private_key" in document.mapping("auth")
@@ -44,7 +44,7 @@ def _place(document: Document) -> Iterator[ConfigFinding]:
         return
     if not _REGION.fullmatch(region):
         is_zone = _REGION.fullmatch(region[:-1]) is not None
-        fix = f"Write {region[:-1]!r}; zones go to availability_zone." if is_zone else "Write one such as us-west-2."
+        fix = f"Write {region[:-1]!r}; zones go into availability_zone." if is_zone else "Write one such as us-west-2."
         why = "boto3 cannot reach an endpoint of that name."
         yield error("region", ("provider", "region"), f"{region!r} is not a region", why, fix)
         return
@@ -62,7 +62,7 @@ def _ports(document: Document) -> Iterator[ConfigFinding]:
             continue
         low, high = rule.get("FromPort"), rule.get("ToPort")
         if isinstance(low, int) and isinstance(high, int) and low > high:
-            what, fix = f"FromPort {low} is above ToPort {high}", "Write the same number twice for one port."
+            what, fix = f"FromPort {low} is above ToPort {high}", "For one port, write the same number twice."
             yield error("port-range", (*path, i), what, "EC2 refuses the rule, and `ray up` exits.", fix)
         open_to = _open_to(rule)
         if open_to and (low, high) != (22, 22):
@@ -77,7 +77,7 @@ def _ports(document: Document) -> Iterator[ConfigFinding]:
 
 
 def _open_to(rule: dict[str, Any]) -> list[str]:
-    """Return the ranges of a rule that include everybody."""
+    """Return the address ranges of a rule that include everyone."""
     open_ranges = []
     for key, inner in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6")):
         ranges = rule.get(key)
@@ -94,7 +94,7 @@ def _machine(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
             "instance-type-missing",
             path,
             f"type {t.name!r} has no InstanceType",
-            "Ray cannot tell what such a node has, and EC2 takes a type of 2006 (m1.small).",
+            "Ray cannot know the resources of such a node, and EC2 uses a type from 2006 (m1.small).",
             "Add `InstanceType: g6.xlarge`, or the type that you want.",
         )
 
@@ -106,9 +106,9 @@ def _image(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
             "old-default-image",
             (*path, "ImageId") if image else path,
             "ImageId is latest_dlami" if image else "ImageId is missing",
-            "Ray then takes a Deep Learning AMI of Ubuntu 18.04 (V71, 2023), which exists in 15 regions only and "
-            "whose driver is too old for the CUDA of TensorFlow 2.21.",
-            f"Write {GOOD_IMAGE} or the id of an image in your region.",
+            "Ray then uses a Deep Learning AMI with Ubuntu 18.04 (V71, 2023). It exists in only 15 regions, and its "
+            "driver is too old for the CUDA of TensorFlow 2.21.",
+            f"Write {GOOD_IMAGE}, or the id of an image in your region.",
         )
     elif isinstance(image, str) and not _AMI.fullmatch(image):
         fix = "Write ami- and 8 or 17 hexadecimal digits, or resolve:ssm:PARAMETER."
@@ -119,16 +119,16 @@ def _network(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     keys = [k for k in ("SubnetId", "SubnetIds", "SecurityGroupIds") if k in t.config]
     if "NetworkInterfaces" in t.config and keys:
         what = f"NetworkInterfaces and {keys[0]} exclude each other"
-        why = "Ray refuses the file: each interface then has its own subnets and groups."
+        why = "Ray refuses the file, since each interface has its own subnets and groups."
         fix = f"Move {keys[0]} into NetworkInterfaces, or delete NetworkInterfaces."
         yield error("network-twice", (*path, keys[0]), what, why, fix)
     elif "SubnetId" in t.config:
-        why = "Ray picks subnets by itself and overwrites this one: the node comes up in another network."
+        why = "Ray picks subnets itself and overwrites this one: the node starts in another network."
         fix = f"Write SubnetIds: [{t.config['SubnetId']}]."
-        yield error("subnet-id", (*path, "SubnetId"), "Ray reads SubnetIds, a list", why, fix)
+        yield error("subnet-id", (*path, "SubnetId"), "Ray reads the list SubnetIds, not SubnetId", why, fix)
     if "SecurityGroups" in t.config:
-        what = "Ray reads SecurityGroupIds; with SecurityGroups it adds a group of its own"
-        why = "EC2 refuses names of groups together with a subnet, which Ray always sets."
+        what = "Ray reads SecurityGroupIds, not SecurityGroups"
+        why = "Ray adds its own group and a subnet, and EC2 refuses names of groups together with a subnet."
         yield error("security-groups", (*path, "SecurityGroups"), what, why, "Write SecurityGroupIds: [sg-...].")
 
 
@@ -144,7 +144,7 @@ def _market(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     price = spot.get("MaxPrice") if isinstance(spot, dict) else None
     if isinstance(price, str) and not re.fullmatch(r"\d+(\.\d+)?", price):
         what = f"MaxPrice {price!r} is not a number"
-        fix = 'Write US dollars an hour, such as "0.50", or delete it: a node never costs more than on demand.'
+        fix = 'Write US dollars an hour, such as "0.50", or delete it: a spot node never costs more than on demand.'
         yield refuses_nodes("EC2", "max-price", (*path, "SpotOptions", "MaxPrice"), what, fix)
 
 
@@ -164,13 +164,13 @@ def _profile(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
             "workers-without-profile",
             path,
             f"nodes of type {t.name!r} have no IamInstanceProfile",
-            "Ray gives its own role to the head only: workers cannot write to S3, and the first checkpoint fails.",
+            "Ray assigns its own role only to the head: workers cannot write to S3, and the first checkpoint fails.",
             "Add IamInstanceProfile: {Name: raytf-worker}; cluster-configs/iam/ has its policy.",
         )
 
 
 def _has(t: NodeType, key: str) -> bool:
-    """Return whether a key is there in any spelling, since a typo has its own finding, or may be in a template."""
+    """Return whether a key is set in any spelling (a typo has its own finding), or a launch template may set it."""
     return "LaunchTemplate" in t.config or any(str(name).casefold() == key.casefold() for name in t.config)
 
 
@@ -186,9 +186,9 @@ def _disk(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
 def _key(t: NodeType, path: Path, own_key: bool) -> Iterator[ConfigFinding]:
     if own_key and not {"KeyName", "UserData", "LaunchTemplate"} & t.config.keys():
         what = f"auth.ssh_private_key needs a KeyName, and type {t.name!r} has none"
-        fix = "Add KeyName, the name of that key pair in EC2; or delete ssh_private_key, and Ray makes a pair."
+        fix = "Add KeyName, the name of that key pair in EC2, or delete ssh_private_key to let Ray create a pair."
         yield stops_ray_up("key-name", path, what, fix, "an assertion: nobody could log in to the node")
     if not own_key and "KeyName" in t.config:
-        what, why = "KeyName needs auth.ssh_private_key", "Ray overwrites it with a key pair that it makes itself."
+        what, why = "KeyName needs auth.ssh_private_key", "Ray overwrites it with a key pair that it creates."
         fix = "Add ssh_private_key: ~/.ssh/NAME.pem to auth, or delete KeyName."
         yield warning("key-name", (*path, "KeyName"), what, why, fix)

@@ -11,7 +11,7 @@ from raytf.doctor.finding import ConfigFinding, Path, error, instead, listed, ne
 from raytf.doctor.local_environment import ray_file
 from raytf.doctor.node_types import NodeType, node_types, small_disk, spot_head, stopped_nodes
 
-#: Parameters of Ray's template that Ray fills in by itself.
+#: Parameters of Ray's template that Ray fills in itself.
 _RAYS = {
     *("vmName", "vmTags", "vmCount", "msi", "nsg", "subnet", "provisionPublicIp", "zones", "publicKey"),
     "adminUsername",
@@ -22,7 +22,7 @@ _LEAST_GB, _GPU_GB = 32, 64
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:
-    """Find what Azure refuses, and parameters that Ray's template does not have."""
+    """Find values that Azure refuses, and parameters that Ray's template does not have."""
     template = ray_file("autoscaler/_private/_azure/azure-vm-template.json")
     known = {*template["parameters"], "availability_zone"} - {"zones"}
     provider = document.mapping("provider")
@@ -33,7 +33,7 @@ def check(document: Document) -> Iterator[ConfigFinding]:
     location = provider.get("location")
     if isinstance(location, str) and "-" in location:
         path, what = ("provider", "location"), f"{location} is not a location of Azure"
-        fix = "Write it as `az account list-locations` does, such as eastus."
+        fix = "Write a name that `az account list-locations` prints, such as eastus."
         yield refuses_nodes("Azure", "azure-place", path, what, fix, "LocationNotAvailableForResourceType")
     if "region" in provider:
         return  # the finding about this unknown key is enough
@@ -85,7 +85,7 @@ def _choices(parameters: dict[str, Any], path: Path) -> Iterator[ConfigFinding]:
         value = parameters.get(key)
         if value is not None and value not in choices:
             what = f"{key} is {value!r}{near(value, choices)}"
-            fix = f"Write one of {', '.join(choices)}, with capitals as here."
+            fix = f"Write one of {', '.join(choices)}, in this capitalization."
             yield refuses_nodes("Azure", "azure-value", (*path, key), what, fix)
     billing = parameters.get("billingProfile")
     price = billing.get("maxPrice") if isinstance(billing, dict) else None
@@ -96,7 +96,7 @@ def _choices(parameters: dict[str, Any], path: Path) -> Iterator[ConfigFinding]:
         what, fix = "billingProfile.maxPrice needs priority: Spot", "Add priority: Spot, or delete billingProfile."
         yield refuses_nodes("Azure", "azure-value", path, what, fix)
     elif isinstance(price, bool) or not isinstance(price, int | float) or (price <= 0 and price != -1):
-        fix = "Write US dollars an hour as a number, or -1 for up to the price on demand."
+        fix = "Write US dollars an hour as a number, or -1 to pay at most the on-demand price."
         yield refuses_nodes("Azure", "azure-value", path, f"maxPrice is {price!r}", fix)
 
 
@@ -106,7 +106,7 @@ def _keys(document: Document) -> Iterator[ConfigFinding]:
     halves = [key for key in pair if key in auth]
     if len(halves) == 1:
         what = f"{halves[0]} needs {pair[halves[0]]}"
-        fix = f"Add {pair[halves[0]]}, or delete both, and Ray makes a pair."
+        fix = f"Add {pair[halves[0]]}, or delete both to let Ray create a pair."
         yield stops_ray_up("azure-key-pair", ("auth", halves[0]), what, fix, "ValueError")
     if not auth.get("ssh_user"):
         fix = "Add auth: {ssh_user: ubuntu}."
@@ -121,6 +121,6 @@ def _packages(document: Document) -> Iterator[ConfigFinding]:
                 "azure-packages",
                 path,
                 "azure-mgmt-resource is not pinned to 24 or older",
-                "Version 25 has no deployments client: the head starts no worker, and only its monitor.log shows it.",
+                "Version 25 has no deployments client: the head starts no worker, and only its monitor.log shows why.",
                 "Write azure-mgmt-resource==24.0.0 and add msrest, as Ray's own defaults do.",
             )

@@ -1,4 +1,4 @@
-"""The cost of a cluster by the hour, from the dated table of machines.py, and of gradients that cross zones."""
+"""Estimates a cluster's cost per hour from the dated prices in machines.py, and the cost of traffic between zones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from raytf.doctor.document import Document
 from raytf.doctor.machines import PRICES_OF, Machine
 from raytf.doctor.node_types import NodeType, most_workers, node_types
 
-#: US dollars for a GB from one zone of a region to another, in and out together. Azure bills nothing for it.
+#: US dollars per GB between two zones of a region, in and out together. Azure does not bill this traffic.
 USD_PER_GB = {"aws": 0.02, "gcp": 0.01}
-#: The example that the estimate assumes: weights of ResNet-50, and steps a second on small GPUs.
+#: The example behind the estimate: ResNet-50's number of weights, and its steps per second on small GPUs.
 WEIGHTS, STEPS = 25_000_000, 2
 #: A type, its machine, price and market, and the bounds for its number of nodes.
 CostLine = tuple[str, str, float | None, str, int, int]
@@ -21,12 +21,12 @@ CostLine = tuple[str, str, float | None, str, int, int]
 
 @dataclass(frozen=True)
 class ZoneTraffic:
-    """The possible cost of gradients between zones.
+    """The possible cost of sending gradients between zones.
 
     Attributes:
-        zones: in which workers with GPUs may be.
-        workers: the most of them.
-        usd: an hour, at most, for `WEIGHTS` and `STEPS`.
+        zones: the number of zones in which GPU workers may run.
+        workers: the most GPU workers.
+        usd: the highest cost per hour in US dollars, for `WEIGHTS` and `STEPS`.
     """
 
     zones: int
@@ -36,15 +36,15 @@ class ZoneTraffic:
 
 @dataclass(frozen=True)
 class Cost:
-    """US dollars an hour.
+    """The cost of a cluster in US dollars per hour.
 
     Attributes:
-        least: the head and min_workers.
-        most: the head and the most expensive max_workers.
-        spot: whether some of it is spot, which costs at most that, and as a rule a third to two thirds of it.
+        least: the cost of the head and min_workers.
+        most: the cost of the head and the most expensive max_workers.
+        spot: whether some nodes are spot. They usually cost a third to two thirds of the price counted here.
         unknown: machines without a known price; they count as 0.
         prices_of: month of the prices.
-        traffic: between zones, if workers with GPUs may be in several; not part of `least` and `most`.
+        traffic: traffic between zones, if GPU workers may run in several; not part of `least` and `most`.
     """
 
     least: float
@@ -57,8 +57,8 @@ class Cost:
 
 
 def zone_traffic(document: Document) -> ZoneTraffic | None:
-    """Estimate the cost of traffic if GPUs may be in several zones, between which it is billed; otherwise return None.
-    The document is as it was read, before `fallbacks.as_cloud`."""
+    """Return the estimated cost of traffic between zones, or None if GPU workers share a zone or it is not billed.
+    Pass the document as it was read, before `fallbacks.as_cloud`."""
     provider = document.mapping("provider")
     is_together = str(provider.get("module")) in fallback.MODULES and not provider.get(fallback.SPREAD)
     zones, usd = fallback.zones_of(provider), USD_PER_GB.get(fallback.cloud_of(provider))
@@ -66,14 +66,14 @@ def zone_traffic(document: Document) -> ZoneTraffic | None:
     workers = min(most_workers(document), sum(gpus))
     if usd is None or len(zones) < 2 or workers < 2 or is_together:
         return None
-    # If each worker is in another zone than the next one of a ring: in a ring all-reduce each of n workers sends
-    # 2 (n - 1) / n times the gradients in a step (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009).
+    # In the worst case all neighbors in the ring are in different zones. In a ring all-reduce each of n workers sends
+    # 2 (n - 1) / n times the gradients per step (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009).
     gigabytes = 2 * (workers - 1) * WEIGHTS * 4 / 1e9
     return ZoneTraffic(len(zones), workers, round(gigabytes * STEPS * 3600 * usd, 2))
 
 
 def estimate(document: Document, traffic: ZoneTraffic | None = None) -> Cost | None:
-    """Estimate the cost of a cluster on a cloud, or return None if no machine is known."""
+    """Return the estimated cost of a cluster on a cloud, or None if no machine is known."""
     types = node_types(document)
     if not any(t.machine for t in types):
         return None
@@ -110,7 +110,7 @@ def _usd(machine: Machine | None) -> float:
 
 
 def _most(workers: Sequence[NodeType], limit: int) -> float:
-    """Return the price of the most expensive nodes that there may be at the same time."""
+    """Return the price of the most expensive workers that the cluster may have at the same time."""
     left, total = limit, 0.0
     of_type = {t.name: t.most for t in workers}
     choices = [(_usd(t.machine), t.name, t.most) for t in workers]

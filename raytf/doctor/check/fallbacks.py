@@ -1,4 +1,4 @@
-"""raytf's own node providers, and the machines that nodes may be instead of their first choice."""
+"""Mistakes in the use of raytf's own node providers, and in the fallbacks of their node types."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from raytf.doctor.document import CLOUDS, Document
 from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, stops_ray_up, warning, zone_not_in_region
 from raytf.doctor.node_types import NodeType, node_types
 
-#: Keys that Ray reads before it knows a provider of type external, and fills in for its own types only.
+#: Keys that Ray requires, but fills in only for its own types of providers and not for external ones.
 _NEEDED = ("max_workers", "setup_commands", "head_setup_commands", "worker_setup_commands")
 
 
 def as_cloud(document: Document, all_zones: bool = False) -> Document:
-    """Return a cluster of raytf's own provider as one of Ray's for that cloud, and any other as it is.
+    """Return the document with raytf's own provider replaced by Ray's for that cloud, or unchanged for others.
 
     Args:
-        all_zones: keep all zones on Google Cloud, where Ray's own provider has one.
+        all_zones: keep all zones on Google Cloud, where Ray's own provider allows only one.
     """
     provider = document.get("provider")
     cloud = fallback.cloud_of(provider) if isinstance(provider, dict) else ""
@@ -33,7 +33,7 @@ def as_cloud(document: Document, all_zones: bool = False) -> Document:
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:
-    """Find fallbacks that nothing reads, that are malformed, or that lack what Ray believes of their node type."""
+    """Find fallbacks that no provider reads, are malformed, or contradict the resources of their node type."""
     provider = document.mapping("provider")
     cloud, is_ours = fallback.cloud_of(provider), str(provider.get("module")) in fallback.MODULES
     if provider.get("type") == "external":
@@ -47,15 +47,15 @@ def check(document: Document) -> Iterator[ConfigFinding]:
             continue
         malformed = fallback.malformed(config)
         if not is_ours and cloud not in CLOUDS:
-            continue  # of another provider, which may read it
+            continue  # another provider may read it
         if not is_ours:
             what = f"provider {provider.get('type')} does not read `{fallback.KEY}`"
-            why = "The cloud refuses the request for a node, or the key is dropped and nothing falls back."
+            why = "The cloud refuses the request for a node, or Ray drops the key and no fallback is used."
             fix = f"Set `type: external` and `module: raytf.cluster.providers.{cloud}.Provider`."
             yield error("fallback-not-read", (*path, fallback.KEY), what, why, fix)
         elif malformed is not None:
             inner, text = malformed
-            fix = "Write a list such as `- InstanceType: g5.xlarge`; each entry has what differs from the node_config."
+            fix = "Write a list such as `- InstanceType: g5.xlarge`; each entry has the keys that differ."
             yield stops_ray_up("fallback-shape", (*path, *inner), text, fix)
         else:
             yield from _machines(t, path)
@@ -82,7 +82,7 @@ def _module(document: Document, is_ours: bool) -> Iterator[ConfigFinding]:
         why = "Any text counts as true: workers may then be in several zones, between which traffic is billed."
         yield error("wrong-value", ("provider", fallback.SPREAD), what, why, "Write true or false.")
     for key in [key for key in _NEEDED if key not in document.mapping()]:
-        what = f"{key!r} is missing, and provider.type is external, for which Ray does not fill it in"
+        what = f"{key!r} is missing, and Ray does not fill it in if provider.type is external"
         fix = f"Add {key}" + (": [] or the commands to run." if key.endswith("commands") else ".")
         yield stops_ray_up("missing-key", (), what, fix, "a KeyError or an assertion")
 
@@ -91,7 +91,7 @@ def _zones(document: Document) -> Iterator[ConfigFinding]:
     region = document.get("provider", "region")
     for zone in fallback.zones_of(document.mapping("provider"))[1:] if isinstance(region, str) else ():
         if zone.rpartition("-")[0] != region:
-            why = "Google refuses a node there: its subnet is that of the region."
+            why = "Google refuses a node there, since its subnet is in the provider's region."
             yield zone_not_in_region(zone, region, why, f"Write {region}-a or another zone of that region.")
 
 
@@ -101,7 +101,7 @@ def _machines(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
         where: Path = (*path, fallback.KEY, i)
         if other.config in seen:
             what, fix = "this entry repeats an earlier choice", "Name another machine or market, or delete it."
-            yield warning("fallback-twice", where, what, "Where the earlier one is empty, so is this one.", fix)
+            yield warning("fallback-twice", where, what, "If the earlier one has no capacity, this one has none.", fix)
         seen.append(other.config)
         if other.machine is None or (t.machine is None and not t.resources):
             continue
@@ -110,16 +110,16 @@ def _machines(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
             continue  # the first choice has this finding already
         wrong = fallback.wrong(believed, other.machine.cpus, other.machine.gpus)
         if wrong:
-            why = "Ray places jobs by the type's resources: they wait for what is not there, or leave GPUs unused."
-            fix = "Name a machine with the same GPUs and no fewer CPUs, or make it a node type of its own."
+            why = "Ray places jobs by the type's resources: they wait for missing resources, or leave GPUs unused."
+            fix = "Name a machine with the same GPUs and no fewer CPUs, or add another node type for it."
             yield error("fallback-resources", where, f"{other.machine.name} has {wrong}", why, fix)
 
 
 def variants(document: Document) -> Iterator[tuple[Document, Path, Path]]:
-    """Yield the document once more for each fallback, as if it were the first choice.
+    """Yield a copy of the document for each fallback, with the fallback as the first choice.
 
     Yields:
-        The document, the path of the node_config that was replaced, and the path of the entry in `fallback`.
+        The copy, the path of the replaced node_config, and the path of the entry in `fallback`.
     """
     for t in node_types(document):
         for i, other in enumerate(t.others):
@@ -131,7 +131,7 @@ def variants(document: Document) -> Iterator[tuple[Document, Path, Path]]:
 
 
 def at_entry(finding: ConfigFinding, config: Path, entry: Path, document: Document) -> ConfigFinding:
-    """Return a finding of a variant with its path in the fallback's entry, if the entry sets that value."""
+    """Return a variant's finding, moved from the node_config to the fallback's entry, or to its value there."""
     if finding.path[: len(config)] != config:
         return finding
     inner = finding.path[len(config) :]

@@ -1,8 +1,8 @@
-"""Field types of KubeRay's and Kubernetes' objects and of EC2's requests, for typos that an API drops or refuses.
+"""Checks the fields of KubeRay and Kubernetes objects and EC2 requests, to find typos that an API drops or refuses.
 
-`kube_fields.json` has the first two, made from what both projects publish; `tests/data/make_kube_fields.py` says how.
-botocore has EC2's. A field's type is `str` `int` `num` `bool` `quantity` `any`, the name of another type, `[x]` a list,
-`{x}` a mapping, `=a|b` one of these texts; with `!` the field is required.
+`tests/data/make_kube_fields.py` makes `kube_fields.json` from the schemas that KubeRay and Kubernetes publish. EC2's
+fields come from botocore. A field's type is `str` `int` `num` `bool` `quantity` `any`, the name of another type, `[x]`
+a list, `{x}` a mapping, or `=a|b` one of these strings. With `!` the field is required.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raytf.doctor.finding import ConfigFinding, Path, error, instead
 from raytf.doctor.local_environment import package_file
 
 _QUANTITY = re.compile(r"[+-]?(\d+|\d+\.\d*|\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|n|u|e-?\d+|E-?\d+)?")
-#: Type -> its name for people, and whether a value fits.
+#: Type -> its name in messages, and a function that returns whether a value has it.
 _SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "str": ("a text", lambda value: isinstance(value, str)),
     "int": ("a whole number", lambda value: isinstance(value, int)),
@@ -37,14 +37,14 @@ _RAYS = {"RunInstancesRequest": {"SubnetIds": "any"}, "LaunchTemplateSpecificati
 
 @dataclass(frozen=True)
 class Api:
-    """An API that checks the fields of what it is sent.
+    """An API that validates the fields of the objects it receives.
 
     Attributes:
-        fields: returns the fields of a type with their types; None for a type that has none.
+        fields: returns the fields of a type with their types, or None if the type has no fields.
         code: the prefix of its findings' codes.
         unknown: the code for an unknown field.
-        lost, refused: what happens after an unknown field, and after any other mistake.
-        ignores_null: whether a field that is null counts as left out.
+        lost, refused: the consequence of an unknown field, and of any other mistake.
+        ignores_null: whether a null field counts as missing.
     """
 
     fields: Callable[[str], Mapping[str, str] | None]
@@ -81,7 +81,7 @@ def _ec2_type(name: str) -> str:
         return name
     if shape["type"] == "list":
         return f"[{_ec2_type(shape['member']['shape'])}]"
-    if "enum" in shape and name != "InstanceType":  # the table of machines knows those
+    if "enum" in shape and name != "InstanceType":  # instance types are checked against machines.csv
         return "=" + "|".join(shape["enum"])
     return _EC2_TYPES.get(shape["type"], "any")
 
@@ -99,12 +99,12 @@ EC2 = Api(_ec2_fields, "ec2", "ec2-unknown-key", _EC2_REFUSES, _EC2_REFUSES, ign
 
 
 def knows(version: Any, kind: str) -> bool:
-    """Return whether objects of a kind of Kubernetes can be checked."""
+    """Return whether the fields of a kind of Kubernetes objects are known."""
     return isinstance(version, str) and kind in _kube()["kinds"].get(version, ())
 
 
 def is_quantity(value: Any) -> bool:
-    """Return whether a value is a quantity of Kubernetes, such as 500m or 4Gi."""
+    """Return whether a value is a Kubernetes quantity, such as 500m or 4Gi."""
     if isinstance(value, bool):
         return False
     return isinstance(value, int | float) or (isinstance(value, str) and _QUANTITY.fullmatch(value) is not None)
@@ -117,7 +117,7 @@ def check_node_config(config: Mapping[str, Any], path: Path) -> Iterator[ConfigF
 
 
 def check(value: Any, kind: str, path: Path, api: Api) -> Iterator[ConfigFinding]:
-    """Find fields that do not exist or have another type."""
+    """Find fields that do not exist, are missing or have another type."""
     fields, inner = api.fields(kind), kind[1:-1]
     if kind == "any" or (value is None and fields is None and api.ignores_null):
         return

@@ -20,7 +20,7 @@ from raytf.doctor.finding import (
 )
 from raytf.doctor.node_types import NodeType, node_types, small_disk, spot_head
 
-#: Fields that Compute Engine's instances.insert takes (API v1), and Ray's own.
+#: Fields that Compute Engine's instances.insert accepts (API v1), and Ray's own.
 _INSTANCE = {
     *("advancedMachineFeatures", "canIpForward", "confidentialInstanceConfig", "deletionProtection", "description"),
     *("disks", "displayDevice", "guestAccelerators", "hostname", "instanceEncryptionKey", "keyRevocationActionType"),
@@ -30,7 +30,7 @@ _INSTANCE = {
     *("sourceMachineImage", "sourceMachineImageEncryptionKey", "tags", "workloadIdentityConfig", "zone"),
     *("sourceInstanceTemplate", "networkConfig"),
 }
-#: Fields that Cloud TPU's nodes.create takes (API v2alpha1), and Ray's own.
+#: Fields that Cloud TPU's nodes.create accepts (API v2alpha1), and Ray's own.
 _TPU = {
     *("acceleratorType", "acceleratorConfig", "autocheckpointEnabled", "bootDiskConfig", "cidrBlock", "dataDisks"),
     *("description", "labels", "metadata", "networkConfig", "networkConfigs", "runtimeVersion", "schedulingConfig"),
@@ -44,7 +44,7 @@ _SCHEDULING = {
     *("protectionTier", "provisioningModel", "skipGuestOsShutdown", "terminationTime"),
 }
 _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-#: Machine families that bring their GPUs along.
+#: Machine families that include GPUs.
 _WITH_GPUS = ("a2-", "a3-", "a4-", "g2-", "g4-")
 #: Ubuntu with NVIDIA's driver, as Google publishes it.
 _GOOD_IMAGE = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2204-amd64-with-nvidia-580"
@@ -54,13 +54,13 @@ _LEAST_GB, _GPU_GB = 20, 50
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:
-    """Find what Compute Engine refuses, and what Ray gives to the head only."""
+    """Find values that Compute Engine or Cloud TPU refuses, and settings that Ray applies only to the head."""
     yield from _place(document)
     for t in node_types(document):
         path = (*t.path, "node_config")
         if not _LABEL.fullmatch(t.name):
-            what, fix = f"node type {t.name!r} cannot be a label", "Use small letters, digits, '-' and '_': gpu_spot."
-            why = "Ray labels each instance with it, and Google refuses labels with capitals, dots or blanks."
+            what, fix = f"node type {t.name!r} cannot be a label", "Use lower-case letters, digits, '-' and '_'."
+            why = "Ray labels each instance with it, and Google refuses labels with capitals, dots or spaces."
             yield error("gcp-name", t.path, what, why, fix)
         if "machineType" in t.config or "sourceInstanceTemplate" in t.config:
             yield from _compute(t, path)
@@ -83,16 +83,16 @@ def _place(document: Document) -> Iterator[ConfigFinding]:
     region, zone = provider.get("region"), provider.get("availability_zone")
     if isinstance(zone, str) and "," in zone:
         what = f"availability_zone {zone!r} names several zones"
-        why = "On Google Cloud Ray uses the text as one zone, which does not exist."
+        why = "On Google Cloud Ray reads this as the name of one zone, which does not exist."
         yield error("one-zone", ("provider", "availability_zone"), what, why, "Name one zone.")
     elif isinstance(zone, str) and isinstance(region, str) and not re.fullmatch(re.escape(region) + "-[a-z]", zone):
-        why = "Ray takes the subnet of the region and starts the node in the zone: Google refuses that."
+        why = "Ray uses the region's subnet for a node in that zone, and Google refuses the node."
         yield zone_not_in_region(zone, region, why, f"Write {region}-a or another zone of that region.")
     name = document.get("cluster_name")
     if isinstance(name, str) and (not _LABEL.fullmatch(name) or len(name) > 44 or "_" in name):
         what = f"cluster_name {name!r} cannot be part of the name of an instance"
-        why = "Google refuses it: names have small letters, digits and '-', and Ray adds 19 characters to yours."
-        fix = "Use small letters, digits and '-', at most 44 characters, a letter first."
+        why = "Google refuses it: names have lower-case letters, digits and '-', and Ray adds 19 characters to yours."
+        fix = "Use at most 44 lower-case letters, digits and '-', beginning with a letter."
         yield error("gcp-name", ("cluster_name",), what, why, fix)
 
 
@@ -100,7 +100,7 @@ def _compute(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     yield from _unknown(t.config, _INSTANCE, path, "Compute Engine")
     scheduling, where = t.config.get("scheduling"), (*path, "scheduling")
     if isinstance(scheduling, list):
-        # Ray's own examples have it as a list, which Google takes as one message.
+        # Ray's own examples write a list here, which Google accepts as one object.
         where = (*where, 0)
         scheduling = {k: v for entry in scheduling if isinstance(entry, dict) for k, v in entry.items()}
     options: dict[str, Any] = scheduling if isinstance(scheduling, dict) else {}
@@ -117,7 +117,7 @@ def _compute(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
             "workers-without-profile",
             path,
             f"nodes of type {t.name!r} have no serviceAccounts",
-            "Ray gives its service account to the head only: workers cannot read or write the bucket.",
+            "Ray assigns its service account only to the head: workers cannot read or write the bucket.",
             "Add serviceAccounts: [{email: ..., scopes: [https://www.googleapis.com/auth/cloud-platform]}].",
         )
 
@@ -127,11 +127,11 @@ def _gpus(t: NodeType, scheduling: dict[str, Any], path: Path, where: Path) -> I
     attached = t.config.get("guestAccelerators")
     has_own = kind.startswith(_WITH_GPUS)
     if attached and has_own:
-        what = f"{kind} has its own GPUs, and guestAccelerators would add others"
+        what = f"{kind} includes GPUs, and guestAccelerators would add others"
         yield refuses_nodes("Google", "gcp-gpu-twice", (*path, "guestAccelerators"), what, "Delete guestAccelerators.")
     elif attached and kind and not kind.rsplit("/", 1)[-1].startswith(("n1-", "custom-")):
-        what = f"GPUs cannot be attached to {kind}: only N1 machines take T4, P4, V100 and P100"
-        fix = "Take an n1-standard-..., or g2-standard-... with its own L4."
+        what = f"GPUs cannot be attached to {kind}: only N1 machines accept T4, P4, V100 and P100"
+        fix = "Use an n1-standard-..., or a g2-standard-..., which includes L4 GPUs."
         yield refuses_nodes("Google", "gcp-gpu-machine", (*path, "machineType"), what, fix)
     if (attached or has_own) and scheduling.get("onHostMaintenance") != "TERMINATE" and t.market != "spot":
         what = "a machine with GPUs needs onHostMaintenance: TERMINATE, since it cannot be moved while it runs"
@@ -159,7 +159,7 @@ def _disks(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
         if isinstance(image, str) and _RETIRED_IMAGES.search(image):
             what = f"image {image!r} is retired, or its CUDA is too old for TensorFlow 2.21"
             why = "Google finds no image, or TensorFlow finds no GPU."
-            yield error("retired-image", (*inner, "sourceImage"), what, why, f"Take {_GOOD_IMAGE}.")
+            yield error("retired-image", (*inner, "sourceImage"), what, why, f"Use {_GOOD_IMAGE}.")
         if disk.get("boot"):
             size = first.get("diskSizeGb")
             yield from small_disk(t, (*inner, "diskSizeGb"), size, (_LEAST_GB, _GPU_GB), "GB", "Google")
@@ -175,7 +175,7 @@ def _tpu(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     chips = t.machine.tpus if t.machine is not None else 0
     if isinstance(kind, str) and (
         not re.fullmatch(r"(v|tpu)\d+[a-zA-Z]*-\d+", kind)
-        # Generations newer than these may come.
+        # Newer generations are accepted, since the table may be older than they are.
         or (re.match(r"v[2-6]", generation) and generation not in machines.TPU_GENERATIONS)
     ):
         what, fix = f"{kind!r} is not a type of TPU", "Write one such as v4-8, v5litepod-4 or v6e-4."
@@ -183,7 +183,7 @@ def _tpu(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     elif chips > 8:
         what = f"{kind} has {chips} chips on several hosts"
         why = "Ray starts such a slice, but its autoscaler does not treat the hosts as one, which a job needs."
-        fix = "Take a slice of one host: up to v5litepod-8 or v6e-8, v4-8."
+        fix = "Use a slice with one host: up to v5litepod-8, v6e-8 or v4-8."
         yield warning("tpu-pod", (*path, "acceleratorType"), what, why, fix)
     declared = t.resources.get("TPU")
     if t.machine is not None and chips <= 8 and declared not in (None, chips):
@@ -192,12 +192,12 @@ def _tpu(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
         yield error("tpu-count", (*t.path, "resources", "TPU"), what, why, f"Write TPU: {chips}.")
     if t.is_head:
         why = "The head runs as long as the cluster, so you pay for that TPU all the time."
-        fix = "Take a machine such as e2-standard-4 for the head."
+        fix = "Use a machine such as e2-standard-4 for the head."
         yield warning("gpu-head", path, "the head is a TPU", why, fix)
 
 
 def _unknown(config: dict[str, Any], known: set[str], path: Path, owner: str) -> Iterator[ConfigFinding]:
-    why = "Google refuses the request or drops the key: with a typo in `preemptible`, nodes have the full price."
+    why = "Google refuses the request or drops the key: with a typo in `preemptible`, nodes cost the full price."
     for key in [key for key in config if str(key) not in known]:
-        what = f"{owner} takes no {key!r}"
+        what = f"{owner} does not accept {key!r}"
         yield error("gcp-unknown-key", (*path, str(key)), what, why, instead(key, known))

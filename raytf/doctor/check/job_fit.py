@@ -1,4 +1,4 @@
-"""Whether a job ever gets its workers from a cluster."""
+"""Checks whether a cluster can ever supply the workers of a job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raytf.config.train_config import worker_range
 from raytf.doctor.finding import ConfigFinding, Path, error, warning
 from raytf.errors import ConfigError
 
-#: Folders that each node has for itself; others may be mounted by all.
+#: Folders that are local to each node; all nodes may mount any other folder.
 _OWN_FOLDERS = ("~", ".", "/tmp", "/home", "/root", "/var/tmp")
 
 
@@ -24,11 +24,11 @@ class JobNeeds:
 
     Attributes:
         least, most: bounds for the number of workers.
-        cpus: of each worker.
-        gpu: whether each worker needs a GPU; None if it takes what the cluster has.
+        cpus: CPUs per worker.
+        gpu: whether each worker needs a GPU; None if workers use GPUs only where the cluster has some.
         storage: URI or folder of its runs.
-        share: of a GPU for each worker that needs one.
-        helpers: processes beside the workers, of one CPU each: parameter servers and their coordinator.
+        share: the share of a GPU that each worker needs, if it needs one.
+        helpers: processes that need one CPU each beside the workers: parameter servers and their coordinator.
     """
 
     least: int
@@ -42,7 +42,7 @@ class JobNeeds:
 
 @dataclass(frozen=True)
 class NodeSupply:
-    """Nodes of one kind: how many there may be at most, and what each has."""
+    """Nodes of one kind: their highest number, and the resources of each."""
 
     name: str
     nodes: int
@@ -52,7 +52,7 @@ class NodeSupply:
 
 
 def parse(command: str) -> JobNeeds:
-    """Return what a command such as `python jobs/mnist.py --workers 1:8` asks for.
+    """Return the needs of a job from its command, such as `python jobs/mnist.py --workers 1:8`.
 
     Raises:
         ConfigError: a flag has a value that raytf refuses.
@@ -68,7 +68,7 @@ def parse(command: str) -> JobNeeds:
     servers = _flag(words, "--ps")
     if servers is not None and not (servers.isdigit() and int(servers)):
         raise ConfigError(f"--job: --ps {servers}: expected a number, 1 or more.")
-    # A job with --ps alone is of parameter servers by itself, as jobs/linear_regression.py is.
+    # A job with --ps and no --strategy has parameter servers as its default, like jobs/linear_regression.py.
     default = StrategySection().strategy if servers is None else "parameter-server"
     strategy: Any = _flag(words, "--strategy") or default
     way = StrategySection(
@@ -85,7 +85,7 @@ def parse(command: str) -> JobNeeds:
     elif "--use-gpu" in words:
         gpu = True
     if way.logical_devices is not None or strategy == "tpu":
-        gpu = False  # logical devices are CPUs; of TPUs a cluster's YAML says nothing here
+        gpu = False  # logical devices are CPUs, and TPUs are not checked here
     try:
         each = float(cpus or cluster.cpus) * (way.logical_devices or 1)
         share = float(_flag(words, "--gpus-per-worker") or cluster.gpus_per_worker)
@@ -107,38 +107,38 @@ def _flag(words: Sequence[str], name: str) -> str | None:
 def check(
     need: JobNeeds, rooms: Sequence[NodeSupply], where: Path, most_nodes: int | None = None
 ) -> Iterator[ConfigFinding]:
-    """Compare what a job needs with the largest size of a cluster.
+    """Compare the needs of a job with the largest size of a cluster.
 
     Args:
-        need: of the job.
-        rooms: kinds of nodes, the head among them.
-        where: the place in the document that says how far the cluster grows.
-        most_nodes: the most nodes of workers, of all kinds together; None without such a limit.
+        need: the job's needs.
+        rooms: the kinds of nodes, including the head.
+        where: the path in the document that limits the cluster's size.
+        most_nodes: the most worker nodes of all kinds together, or None for no limit.
     """
     gpus = any(room.gpus for room in rooms)
     gpu = need.gpu if need.gpu is not None else gpus
     if gpu and not gpus:
-        what, why = "the job needs a GPU for each worker, and no node has one", "It waits forever for such a node."
+        what, why = "the job needs a GPU for each worker, and no node has one", "It waits forever for a GPU."
         yield error("job-no-gpu", where, what, why, "Add a type with GPUs, or pass --no-use-gpu to the job.")
         return
     fits = {room.name: _workers(room, need, gpu) for room in rooms}
     if not any(fits.values()):
         what = f"no node has the {need.cpus:g} CPUs{' and a GPU' if gpu else ''} of one worker"
-        fix = "Pass a smaller --cpus-per-worker, or take larger machines."
+        fix = "Pass a smaller --cpus-per-worker, or use larger machines."
         yield error("job-does-not-fit", where, what, "The job waits forever.", fix)
         return
     reach = _reach(rooms, fits, most_nodes, need)
     beside = f", beside {need.helpers} CPUs for parameter servers and their coordinator" if need.helpers else ""
     if reach < need.least:
-        what = f"the job needs at least {need.least} workers{beside}, and this cluster has room for {reach or 'none'}"
+        what = f"the job needs at least {need.least} workers{beside}, but this cluster has room for {reach or 'none'}"
         fix = f"{f'Pass --workers 1:{reach}' if reach else 'Take larger machines'}, or raise max_workers."
         yield error("job-never-starts", where, what, "The job waits forever.", fix)
         if not reach:
             return
     elif reach < need.most:
-        what = f"the job takes up to {need.most} workers{beside}, and this cluster has room for {reach}"
+        what = f"the job can use {need.most} workers{beside}, but this cluster has room for {reach}"
         fix = f"Pass --workers {need.least}:{reach}, or raise max_workers."
-        yield warning("job-never-full", where, what, "It trains with fewer than it could use.", fix)
+        yield warning("job-never-full", where, what, "It trains with fewer workers than it could use.", fix)
     if need.storage.startswith(_OWN_FOLDERS) and sum(room.nodes for room in rooms) > 1:
         what = f"--storage {need.storage} is a folder of one node"
         why = "Other nodes cannot read it, and it disappears with the head: checkpoints are lost."
@@ -154,18 +154,18 @@ def _workers(room: NodeSupply, need: JobNeeds, gpu: bool) -> int:
 
 
 def _reach(rooms: Sequence[NodeSupply], fits: dict[str, int], most_nodes: int | None, need: JobNeeds) -> int:
-    """Return the most workers, with the roomiest nodes taken first."""
+    """Return the most workers that fit, filling the roomiest nodes first."""
     left, total, spare = most_nodes, 0, 0
     for room in sorted(rooms, key=lambda r: -fits[r.name]):
         count = room.nodes if left is None else min(room.nodes, left)
-        if room.name == "head":  # counts against no limit
+        if room.name == "head":  # the limit is for workers
             count = 1
         elif left is not None:
             left -= count
         total += count * fits[room.name]
         if math.isfinite(room.cpus):
             spare += count * max(0, int(room.cpus - need.cpus * fits[room.name] + 1e-9))
-    # The other helpers take the place of workers: this many for each, or several for the place of one.
+    # The remaining helpers displace workers: each displaces one or more, or several share the CPUs of one.
     missing = max(0, need.helpers - spare)
     fewer = math.ceil(missing / int(need.cpus)) if need.cpus >= 1 else missing * math.ceil(1 / need.cpus)
     return max(0, total - fewer)

@@ -1,4 +1,4 @@
-"""Groups of pods of a KubeRay cluster: replicas, resources, volumes and flags of `ray start`."""
+"""Mistakes in the pod groups of a KubeRay cluster: replicas, resources, volumes and flags of `ray start`."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, warning
 from raytf.doctor.local_environment import Surroundings
 
-#: Resources by which device plugins offer a GPU or a TPU.
+#: Names of the resources under which device plugins offer GPUs and TPUs.
 ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "gpu.intel.com/i915", "aws.amazon.com/neuroncore")
 _RESOURCES = ("cpu", "memory", "ephemeral-storage", *ACCELERATORS)
 
 
 def refused(path: Path, what: str, fix: str) -> ConfigFinding:
-    """Return the finding that an object breaks a rule which the operator checks only when it has the object."""
+    """Return the finding that an object breaks a rule that only the operator checks."""
     return error("kube-rule", path, what, "The operator refuses the object, and only its events show it.", fix)
 
 
 def refused_pod(code: str, path: Path, what: str, fix: str) -> ConfigFinding:
-    """Return the finding that a pod breaks a rule that the API server checks when the operator makes the pod."""
+    """Return the finding that a pod breaks a rule that the API server checks when the operator creates the pod."""
     return error(code, path, what, "The API server refuses the pod, and only events show it.", fix)
 
 
 def check(
     document: Document, path: Path, group: dict[str, Any], is_head: bool, scaling: bool, here: Surroundings
 ) -> Iterator[ConfigFinding]:
-    """Find what is wrong with one group."""
+    """Find mistakes in one group of pods."""
     if not is_head:
         yield from _replicas(path, group, scaling)
     yield from _start_parameters(path, group)
     pod: Path = (*path, "template", "spec")
     if document.get(*pod, "containers") == []:
-        yield refused((*pod, "containers"), "there is no container", "Add the container of Ray as the first.")
+        yield refused((*pod, "containers"), "there is no container", "Add Ray's container as the first one.")
     if not document.sequence(*pod, "containers"):
         return
     yield from _container(document, pod, group, scaling)
@@ -46,7 +46,7 @@ def check(
     restart = document.get(*pod, "restartPolicy")
     if scaling and not is_head and restart not in (None, "Never"):
         what = f"restartPolicy is {restart!r} in a group that the autoscaler scales"
-        why = "A pod that the autoscaler stops comes back by itself: idle nodes are never given up."
+        why = "Kubernetes restarts each pod that the autoscaler stops: idle nodes are never released."
         yield error("restart-policy", (*pod, "restartPolicy"), what, why, "Write Never, or delete it.")
     image = document.get(*pod, "containers", 0, "image")
     if isinstance(image, str):
@@ -57,19 +57,19 @@ def _replicas(path: Path, group: dict[str, Any], scaling: bool) -> Iterator[Conf
     least, most, now = group.get("minReplicas"), group.get("maxReplicas"), group.get("replicas")
     if isinstance(least, int) and isinstance(most, int) and least > most:
         what = f"minReplicas {least} is above maxReplicas {most}"
-        why = "The operator accepts neither: the group keeps the pods that it has."
+        why = "The operator accepts neither: the group keeps its current pods."
         yield error("min-above-max", (*path, "minReplicas"), what, why, f"Set maxReplicas to {least} or more.")
     elif isinstance(now, int) and ((isinstance(most, int) and now > most) or (isinstance(least, int) and now < least)):
         what = f"replicas {now} is not between minReplicas {least} and maxReplicas {most}"
-        why, fix = "The operator takes the nearest bound.", "Write a number between them."
+        why, fix = "The operator uses the nearest bound.", "Write a number between them."
         yield warning("replicas-out-of-range", (*path, "replicas"), what, why, fix)
     if scaling and most is None:
         what = f"group {group.get('groupName')!r} has no maxReplicas"
-        why = "It is then 2147483647: one job may take every GPU that the cloud gives."
+        why = "Its default is 2147483647: one job may use every GPU that the cloud has."
         yield error("no-max-replicas", path, what, why, "Add maxReplicas.")
     if not scaling and isinstance(most, int) and most > (now if isinstance(now, int) else whole(least)):
-        what = f"maxReplicas {most}, and enableInTreeAutoscaling is not true"
-        why = "Nothing scales the group: it stays at replicas."
+        what = f"maxReplicas is {most}, but enableInTreeAutoscaling is not true"
+        why = "Nothing scales the group: it keeps its number of replicas."
         fix = "Add enableInTreeAutoscaling: true to the cluster, or set maxReplicas to replicas."
         yield warning("autoscaling-off", (*path, "maxReplicas"), what, why, fix)
 
@@ -82,7 +82,7 @@ def _start_parameters(path: Path, group: dict[str, Any]) -> Iterator[ConfigFindi
     for key in parameters:
         what, fix = "", ""
         if key.startswith("-") or "_" in key:
-            what = f"{key!r} is not a flag of `ray start` without its dashes"
+            what = f"{key!r} is not spelled like a flag of `ray start` without its leading dashes"
             fix = f"Write {key.lstrip('-').replace('_', '-')}."
         elif key not in START_OPTIONS:
             what = f"`ray start` has no flag --{key}{near(key, START_OPTIONS)}"
@@ -90,10 +90,10 @@ def _start_parameters(path: Path, group: dict[str, Any]) -> Iterator[ConfigFindi
         if what:
             yield error("start-parameter", (*path, key), what, why, fix)
     if "labels" in parameters:
-        yield refused((*path, "labels"), "labels in rayStartParams", "Write labels beside rayStartParams.")
+        yield refused((*path, "labels"), "rayStartParams has labels", "Write labels beside rayStartParams.")
     if group.get("resources") and {"num-cpus", "num-gpus", "memory", "resources"} & parameters.keys():
         where = (*path[:-1], "resources")
-        yield refused(where, "resources beside rayStartParams with the same", "Keep one of them.")
+        yield refused(where, "resources and rayStartParams set the same values", "Keep one of them.")
     custom = parameters.get("resources")
     if isinstance(custom, str) and not re.fullmatch(r"\s*(['\"])\{.*\}\1\s*", custom):
         what = f"resources is {custom!r}, expected JSON in quotes for the shell"
@@ -111,7 +111,7 @@ def _container(document: Document, pod: Path, group: dict[str, Any], scaling: bo
         why, fix = "Ray's autoscaler stops with ValueError.", "Add resources: {limits: {cpu: ..., memory: ...}}."
         yield error("no-cpu", where, "the first container has no CPU in its resources", why, fix)
     if "memory" not in limits and is_sized:
-        why = "Ray takes all memory of the machine for its own, until Kubernetes kills the pod without a message."
+        why = "Ray uses all memory of the machine as its own, until Kubernetes kills the pod without a message."
         what = "the first container has no memory limit"
         yield warning("no-memory-limit", path, what, why, "Add limits: {memory: ...}.")
     yield from _claims(path, limits, requests)
@@ -151,10 +151,10 @@ def _node_selector(document: Document, pod: Path, limits: dict[str, Any]) -> Ite
         for key in [key for key in examples if f"cloud.google.com/gke-tpu-{key}" not in selector]:
             path = (*pod, "nodeSelector") if selector else pod
             what = f"google.com/tpu needs nodeSelector cloud.google.com/gke-tpu-{key}"
-            yield error("tpu-selector", path, what, "GKE places no such pod.", f"Add it, such as {examples[key]}.")
+            yield error("tpu-selector", path, what, "GKE never places the pod.", f"Add it, such as {examples[key]}.")
     elif any("gke-accelerator" in key for key in selector) and not any(name in limits for name in ACCELERATORS):
-        what = "the pod asks for a node with GPUs, but its container asks for none"
-        why, fix = "Ray sees no GPU there, and you pay for it.", "Add limits: {nvidia.com/gpu: 1}."
+        what = "the pod selects a node with GPUs, but its container requests none"
+        why, fix = "Ray sees no GPU there, but you pay for it.", "Add limits: {nvidia.com/gpu: 1}."
         yield error("gpu-not-declared", (*pod, "containers", 0, "resources"), what, why, fix)
 
 
@@ -171,11 +171,11 @@ def _mounts(document: Document, pod: Path) -> Iterator[ConfigFinding]:
 
 
 def whole(value: object) -> int:
-    """Return a whole number, or 0 for any other value, which has a finding of its own."""
+    """Return a value if it is a whole number, or 0 otherwise; another check reports the wrong type."""
     return value if isinstance(value, int) else 0
 
 
-#: Suffix of a quantity -> its factor; longer ones first.
+#: Suffix of a quantity -> its factor; longer suffixes first.
 _UNITS = {
     **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)},
     **{unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)},
@@ -184,7 +184,7 @@ _UNITS = {
 
 
 def number(value: Any) -> float:
-    """Return a quantity of Kubernetes as a number, or 0 for any other value."""
+    """Return a Kubernetes quantity as a number, or 0 for any other value."""
     text = str(value)
     unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
     try:

@@ -1,4 +1,4 @@
-"""Mistakes of KubeRay manifests: in fields, in rules that the operator checks, and those that it never reports."""
+"""Mistakes in KubeRay manifests: wrong fields, broken rules of the operator, and mistakes that it never reports."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from raytf.errors import one_line
 from raytf.storage import untrusted_yaml
 
 KINDS = ("RayCluster", "RayJob", "RayService")
-#: Path at which a kind has its cluster.
+#: Kind -> path of its cluster.
 _CLUSTER: dict[str, Path] = {
     "RayCluster": ("spec",),
     "RayJob": ("spec", "rayClusterSpec"),
     "RayService": ("spec", "rayClusterConfig"),
 }
-#: The operator makes names of services and pods from it, which end at 63 characters.
+#: Kind -> most characters of its name: the operator derives names of services and pods, of at most 63 characters.
 _NAME_LENGTH = {"RayCluster": 63 - 10, "RayJob": 63 - 16, "RayService": 63 - 16}
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _V2 = "RAY_enable_autoscaler_v2"
-#: Features that KubeRay 1.7 allows only if its operator has a feature gate.
+#: Feature -> the feature gate that the operator of KubeRay 1.7 needs for it.
 _GATES = {
     "historyServerOptions": "RayClusterHistoryServer",
     "networkPolicy": "RayClusterNetworkPolicy",
@@ -40,12 +40,12 @@ _MODES = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
 
 
 def is_manifest(document: Document) -> bool:
-    """Return whether a document is an object of Kubernetes."""
+    """Return whether a document is a Kubernetes object."""
     return "apiVersion" in document.mapping() and "kind" in document.mapping()
 
 
 def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
-    """Find what the API server or the operator refuses, and what never works."""
+    """Find values that the API server or the operator refuses, and settings that never work."""
     kind, version = str(document.get("kind")), document.get("apiVersion")
     if kind not in KINDS:
         if field_types.knows(version, kind):
@@ -73,8 +73,8 @@ def _name(document: Document, kind: str) -> Iterator[ConfigFinding]:
             yield error("kube-name", ("metadata",), "metadata.name is missing", _REFUSED, "Add a name.")
     elif len(name) > most or not _NAME.fullmatch(name):
         problem = f"has {len(name)} characters" if len(name) > most else "is not a DNS label"
-        why = "The operator refuses it: names of services and pods are made from it."
-        fix = f"Use small letters, digits and '-', a letter first, at most {most}."
+        why = "The operator refuses it, since it derives names of services and pods from it."
+        fix = f"Use at most {most} lower-case letters, digits and '-', beginning with a letter."
         yield error("kube-name", ("metadata", "name"), f"name {name!r} {problem}", why, fix)
 
 
@@ -117,18 +117,18 @@ def _versions(document: Document, base: Path, here: Surroundings) -> Iterator[Co
         match = re.search(r":(\d+\.\d+\.\d+)", name)
         is_known = match and isinstance(version, str) and re.fullmatch(r"\d+\.\d+\.\d+", version)
         if match and is_known and match[1] != version and "rayproject/" in name:
-            what = f"image {name} has Ray {match[1]}, and rayVersion is {version}"
-            why = "The operator writes commands for another version than the one that runs."
+            what = f"image {name} has Ray {match[1]}, but rayVersion is {version}"
+            why = "The operator writes commands for a version other than the one that runs."
             yield error("image-ray-version", path, what, why, "Use the same version for both.")
     tags = {re.sub(r"-(gpu|cpu|cu\d+|tpu).*$", "", name.rsplit(":", 1)[-1]) for _, name in images if ":" in name}
     if len(tags) > 1:
-        what = f"the groups' images are of different versions: {', '.join(sorted(tags))}"
-        why = "Workers of another Ray or Python never join."
+        what = f"the groups' images have different versions: {', '.join(sorted(tags))}"
+        why = "Workers with another version of Ray or Python never join."
         yield error("images-differ", images[-1][0], what, why, "Use tags of one version.")
 
 
 def _head_env(document: Document, base: Path) -> tuple[Path, dict[Any, Any]]:
-    """Return the path of the environment of the head's container, and its variables."""
+    """Return the path of the head container's environment, and its variables."""
     path: Path = (*base, "headGroupSpec", "template", "spec", "containers", 0, "env")
     return path, {str(e.get("name")): e.get("value") for e in document.sequence(*path) if isinstance(e, dict)}
 
@@ -174,7 +174,7 @@ def _service(document: Document, base: Path) -> Iterator[ConfigFinding]:
     kind = document.get(*path)
     internal = any("internal" in key for key in document.mapping(*base, "headServiceAnnotations"))
     if kind == "NodePort" or (kind == "LoadBalancer" and not internal):
-        what = f"serviceType {kind} opens the dashboard and the job server to the network outside"
+        what = f"serviceType {kind} opens the dashboard and the job server to the outside network"
         why = "Anyone who reaches them can run code on the cluster, with its rights on the bucket."
         fix = "Write ClusterIP and use kubectl port-forward svc/NAME-head-svc 8265."
         yield error("open-to-world", path, what, why, fix)
@@ -194,7 +194,7 @@ def _gates(document: Document, base: Path) -> Iterator[ConfigFinding]:
 
 
 def cluster_of(document: Document, manifests: Sequence[Document]) -> Document:
-    """Return the document with the cluster of a RayJob: itself, or the RayCluster that its clusterSelector names."""
+    """Return the document that defines a RayJob's cluster: itself, or the RayCluster that clusterSelector names."""
     name = document.mapping("spec", "clusterSelector").get("ray.io/cluster")
     space = document.get("metadata", "namespace")
     for other in manifests:
@@ -206,7 +206,7 @@ def cluster_of(document: Document, manifests: Sequence[Document]) -> Document:
 
 
 def gpus_from_zero(document: Document, need: JobNeeds, where: Path) -> Iterator[ConfigFinding]:
-    """Find a job that does not say whether it trains on GPUs, if none is up when it starts."""
+    """Find a job with neither --use-gpu nor --no-use-gpu whose cluster has no GPU pods until a job requests them."""
     gpus = [
         group.get("minReplicas") or 0
         for path, group, _ in groups(document)
@@ -215,12 +215,12 @@ def gpus_from_zero(document: Document, need: JobNeeds, where: Path) -> Iterator[
     ]
     if need.gpu is None and gpus and not any(gpus):
         what = "the job has neither --use-gpu nor --no-use-gpu, and all pods with GPUs start on demand"
-        why = "No GPU is there when it starts, and it does not expect one: it trains on CPUs, and you pay for GPUs."
+        why = "It finds no GPU when it starts and does not request one: it trains on CPUs, and you pay for GPUs."
         yield warning("gpu-left-open", where, what, why, "Add --use-gpu.")
 
 
 def rooms(document: Document) -> tuple[list[NodeSupply], Path]:
-    """Return the nodes to which a cluster may grow, and the path that says so."""
+    """Return the nodes that a cluster has at its largest size, and the path that limits the size."""
     base = _CLUSTER[str(document.get("kind"))]
     nodes = []
     scaling = document.get(*base, "enableInTreeAutoscaling") is True
@@ -245,7 +245,7 @@ def rooms(document: Document) -> tuple[list[NodeSupply], Path]:
 
 
 def check_job(document: Document) -> Iterator[ConfigFinding]:
-    """Find what the operator refuses of a RayJob, and what has no effect in it."""
+    """Find settings of a RayJob that the operator refuses or that have no effect."""
     spec = document.mapping("spec")
     selector, mode, backoff = spec.get("clusterSelector"), spec.get("submissionMode"), whole(spec.get("backoffLimit"))
     shutdown, deadline = spec.get("shutdownAfterJobFinishes"), spec.get("activeDeadlineSeconds")
@@ -255,8 +255,8 @@ def check_job(document: Document) -> Iterator[ConfigFinding]:
         path = ("spec", "clusterSelector")
         yield refused(path, "clusterSelector names no ray.io/cluster", "Add ray.io/cluster: NAME.")
     if selector and backoff > 0:
-        what = "backoffLimit cannot be used with clusterSelector: each try would need a cluster of its own"
-        fix = "Delete backoffLimit; `raytf submit` starts a driver that failed again."
+        what = "backoffLimit cannot be used with clusterSelector: each try would need its own cluster"
+        fix = "Delete backoffLimit; `raytf submit` restarts a driver that failed."
         yield refused(("spec", "backoffLimit"), what, fix)
     if mode is not None and mode not in _MODES:
         what = f"submissionMode is {mode!r}{near(mode, _MODES)}"
@@ -274,11 +274,11 @@ def check_job(document: Document) -> Iterator[ConfigFinding]:
         yield refused(("spec", "activeDeadlineSeconds"), what, "Write more than 0.")
     if selector and shutdown:
         what = "shutdownAfterJobFinishes has no effect with clusterSelector"
-        why = "The operator deletes only clusters that it made for the job."
+        why = "The operator deletes only clusters that it created for the job."
         yield warning("job-stays", ("spec", "shutdownAfterJobFinishes"), what, why, "Delete it.")
     if spec.get("ttlSecondsAfterFinished") and not shutdown:
         what = "ttlSecondsAfterFinished needs shutdownAfterJobFinishes"
-        why = "It has no effect: the cluster of the job stays, and you pay for its GPUs."
+        why = "It has no effect: the job's cluster keeps running, and you pay for its GPUs."
         yield warning("job-stays", ("spec", "ttlSecondsAfterFinished"), what, why, _SHUTDOWN)
     yield from _deletion(spec)
     yield from _runtime_env(spec.get("runtimeEnvYAML"))
@@ -288,7 +288,7 @@ def _runtime_env(text: object) -> Iterator[ConfigFinding]:
     if not isinstance(text, str):
         return
     try:
-        issue = "" if isinstance(untrusted_yaml.load(text), dict | None) else "it is something else"
+        issue = "" if isinstance(untrusted_yaml.load(text), dict | None) else "it has another type"
     except yaml.YAMLError as problem:
         issue = one_line(getattr(problem, "problem", None) or problem, 200)
     if issue:
@@ -297,7 +297,7 @@ def _runtime_env(text: object) -> Iterator[ConfigFinding]:
 
 
 def _deletion(spec: dict[str, Any]) -> Iterator[ConfigFinding]:
-    """Check the rules that the CRD has in CEL, which the API server evaluates, and what the operator adds."""
+    """Check the CRD's rules in CEL, which the API server evaluates, and the operator's own rules."""
     strategy = spec.get("deletionStrategy")
     if not isinstance(strategy, dict):
         return
@@ -307,7 +307,7 @@ def _deletion(spec: dict[str, Any]) -> Iterator[ConfigFinding]:
     if legacy and "deletionRules" in strategy:
         yield error("kube-value", path, f"{legacy[0]} and deletionRules exclude each other", _REFUSED, keep)
     elif "deletionRules" not in strategy and len(legacy) != 2:
-        what = "deletionRules are missing, and not both onSuccess and onFailure are there"
+        what = "deletionRules are missing, and onSuccess and onFailure are not both set"
         yield error("kube-value", path, what, _REFUSED, "Add rules.")
     for i, rule in enumerate(rules if isinstance(rules, list) else ()):
         condition = rule.get("condition") if isinstance(rule, dict) else None

@@ -1,4 +1,4 @@
-"""Files of this machine that a cluster YAML names: keys, and what is copied to every node."""
+"""Checks files on this machine that a cluster YAML names: keys, and files that are copied to every node."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, Severity, error, stops_ray_up, warning
 from raytf.doctor.local_environment import Surroundings, is_user
 
-#: Folders that Ray leaves out of a working directory, and the most bytes that it takes (runtime_env.packaging).
+#: Folders that Ray excludes from a working directory, and the most bytes that it accepts (runtime_env.packaging).
 _RAY_LEAVES_OUT = (".git", ".venv", "venv", "__pycache__")
 MOST_BYTES = 512 * 2**20
-#: Bytes of the packed file, which is smaller, that the job server takes over HTTP.
+#: The most bytes that the job server accepts over HTTP. This limits the package, which is smaller than the folder.
 _HTTP_BYTES = 100 * 2**20
-#: Copied to each node by rsync before anything runs there.
+#: The size from which a mount is reported, since rsync copies it to each node before anything runs there.
 _MOUNT_BYTES = 1024 * 2**20
-#: Entries of a folder that are counted at most: a file may name any folder.
+#: The most entries of a folder to count, since a YAML may name any folder.
 _MOST_ENTRIES = 200_000
 _TOKEN = ".ray/auth_token"
-#: In a command, where `<` and the like mean something else.
+#: The only placeholder to search for in a command, where `<` and other placeholders have a meaning.
 _YOURS = re.compile(r"\byour-\w+")
 _PLACEHOLDERS = (
     "<",
@@ -37,7 +37,7 @@ _PLACEHOLDERS = (
     "xxxx",
     "replace-me",
     ":000000000000:",
-    # Addresses for documents (RFC 5737), which lead nowhere.
+    # Addresses reserved for documentation (RFC 5737).
     "192.0.2.",
     "198.51.100.",
     "203.0.113.",
@@ -54,9 +54,9 @@ def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
 def _user(document: Document) -> Iterator[ConfigFinding]:
     auth, user = document.mapping("auth"), document.get("auth", "ssh_user")
     if user and not (isinstance(user, str) and is_placeholder(user)) and not is_user(user):
-        why = "ssh takes it for an option, or a shell for a command."
+        why = "ssh reads it as an option, or a shell reads it as a command."
         fix = "Use letters, digits, dots, - and _; begin with a letter or a digit."
-        yield error("ssh-user", ("auth", "ssh_user"), f"{user!r} is not a name of a user", why, fix)
+        yield error("ssh-user", ("auth", "ssh_user"), f"{user!r} is not the name of a user", why, fix)
     kind, has_auth = document.get("provider", "type"), "auth" in document.mapping()
     if (kind in ("aws", "gcp", "local") and has_auth and "ssh_user" not in auth) or (kind == "local" and not has_auth):
         path: Path = ("auth",) if has_auth else ()
@@ -73,9 +73,9 @@ def _key(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     if private.endswith(".pub"):
         fix = f"Write {private.removesuffix('.pub')}."
         yield error("public-key", path, f"{private} is the public key", refused, fix)
-    elif not os.path.isfile(file):  # pathlib's raises for a name that is too long
-        why = "Nodes start and cost money, and nobody can log in to them."
-        fix = "Name the right file, or delete ssh_private_key on a cloud: Ray then makes a pair."
+    elif not os.path.isfile(file):  # pathlib's is_file raises for a name that is too long
+        why = "Nodes start and cost money, but nobody can log in to them."
+        fix = "Name the right file. On a cloud you can delete ssh_private_key to let Ray create a pair."
         yield error("key-missing", path, f"{private} is not on this machine", why, fix)
     elif (mode := stat.S_IMODE(file.stat().st_mode)) & 0o077:
         what = f"{private} can be read by others (mode {mode:o})"
@@ -89,19 +89,19 @@ def _mounts(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
         if not isinstance(local, str) or is_placeholder(local):
             continue
         if not remote.startswith(("/", "~")):
-            why = "Where it ends up depends on the user and on Docker."
+            why = "Its location depends on the user and on Docker."
             yield error("mount-relative", path, f"{remote!r} is not absolute", why, f"Write ~/{remote}.")
         file = here.local(local)
         if os.path.exists(file):
             if file.is_dir():
                 yield from _folder(path, local, file, excluded)
         elif local.endswith(_TOKEN):
-            what, why = f"{local} is not on this machine yet", "The nodes get it from here."
+            what, why = f"{local} is not on this machine yet", "The nodes get a copy of it."
             fix = "Run `ray get-auth-token --generate`."
             yield ConfigFinding("auth-token", Severity.FILL_IN, path, what, why, fix)
         else:
-            what, why = f"{local} is not on this machine", "`ray up` exits when it copies it, after the head started."
-            fix = "Fix the path; a relative one starts where `ray up` is called."
+            what, why = f"{local} is not on this machine", "`ray up` starts the head, cannot copy it, and exits."
+            fix = "Fix the path; a relative one starts in the folder where you run `ray up`."
             yield error("mount-missing", path, what, why, fix)
 
 
@@ -113,23 +113,23 @@ def _folder(path: Path, local: str, file: File, excluded: list[str]) -> Iterator
         return
     is_git_excluded = any(p.rstrip("/") in (".git", "**/.git", ".git/**", "**/.git/**") for p in excluded)
     if (file / ".git").exists() and not is_git_excluded:
-        what = f"{local} has a .git, and rsync_exclude does not name it"
+        what = f"{local} has a .git, but rsync_exclude does not name it"
         why = "The whole history is copied to the head, and from there to each node."
-        fix = "Add rsync_exclude: ['**/.git', '**/.venv'], or mount only what is needed: Ray hashes all of it anyway."
+        fix = "Add rsync_exclude: ['**/.git', '**/.venv'], or mount less: Ray hashes all files anyway."
         yield warning("mount-git", path, what, why, fix)
     names = [p.replace("**/", "").removesuffix("/**").rstrip("/") for p in excluded]
     if folder_bytes(file, names, _MOUNT_BYTES) > _MOUNT_BYTES:
         what = f"{local} has more than {_MOUNT_BYTES >> 30} GiB"
         why = "rsync copies it to the head, and from there to each node before the node does anything else."
-        fix = "Exclude data by rsync_exclude; training data belongs in the bucket."
+        fix = "Exclude data with rsync_exclude; training data belongs in the bucket."
         yield warning("mount-too-large", path, what, why, fix)
 
 
 def working_dir(folder: str, here: Surroundings) -> Iterator[ConfigFinding]:
-    """Find what makes a working directory too large for `ray job submit --working-dir`."""
+    """Find a working directory that does not exist, or is too large for `ray job submit --working-dir`."""
     file = here.local(folder)
     if not os.path.isdir(file):
-        what, fix = f"--working-dir {folder} is not a folder", "Pass the folder that holds jobs/."
+        what, fix = f"--working-dir {folder} is not a folder", "Pass the folder that contains jobs/."
         yield error("working-dir", (), what, "`ray job submit` refuses it.", fix)
         return
     patterns = [*_RAY_LEAVES_OUT, *_ignored(file)]
@@ -138,8 +138,8 @@ def working_dir(folder: str, here: Surroundings) -> Iterator[ConfigFinding]:
         large = ", ".join(f"{name} ({count >> 20} MiB)" for name, count in _largest(file, patterns))
         least = MOST_BYTES if size >= MOST_BYTES else _HTTP_BYTES
         what = f"--working-dir {folder} has more than {least >> 20} MiB: {large}"
-        why = "Ray refuses a package of more than 100 MiB (`ray job submit`) or 512 MiB, after it has packed it."
-        fix = "Name what is not needed in .rayignore or .gitignore."
+        why = "Ray packs it first, and then refuses more than 100 MiB (`ray job submit`) or 512 MiB."
+        fix = "List files that the job does not need in .rayignore or .gitignore."
         yield (error if size >= MOST_BYTES else warning)("working-dir", (), what, why, fix)
 
 
@@ -163,14 +163,14 @@ def _largest(folder: File, patterns: list[str]) -> list[tuple[str, int]]:
 
 
 def folder_bytes(folder: File, patterns: Iterable[str], enough: int | None = None) -> int:
-    """Return the bytes of a folder's files, without what matches; stop once there are enough."""
+    """Return the bytes of a folder's files that match no pattern. Counting stops once there are more than `enough`."""
     total, entries, left_out = 0, 0, list(patterns)
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not _matches(name, left_out)]
         for name in files:
             if not _matches(name, left_out):
                 file = os.path.join(root, name)
-                with contextlib.suppress(OSError):  # it has just gone
+                with contextlib.suppress(OSError):  # it was just deleted
                     total += 0 if os.path.islink(file) else os.path.getsize(file)
         entries += 1 + len(files)
         if (enough is not None and total > enough) or entries > _MOST_ENTRIES:
@@ -183,7 +183,7 @@ def _matches(name: str, patterns: list[str]) -> bool:
 
 
 def is_placeholder(value: str) -> bool:
-    """Return whether a text stands for a value that the user has to fill in."""
+    """Return whether a string is a placeholder for a value that the user has to fill in."""
     folded = value.casefold()
     return any(word in folded for word in _PLACEHOLDERS)
 
@@ -202,5 +202,5 @@ def placeholders(document: Document) -> Iterator[ConfigFinding]:
             yield path
 
     for path in walk(document.value, ()):
-        what, why = f"{document.get(*path)!r} stands for a value of yours", "The clouds refuse it."
-        yield ConfigFinding("placeholder", Severity.FILL_IN, path, what, why, "Write yours.")
+        what, why = f"{document.get(*path)!r} is a placeholder", "The clouds refuse it."
+        yield ConfigFinding("placeholder", Severity.FILL_IN, path, what, why, "Write your own value.")

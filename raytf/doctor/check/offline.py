@@ -1,4 +1,4 @@
-"""The offline checks of a file, and its cost. They need no credentials and no network."""
+"""Runs all offline checks of a file and estimates its cost. Neither needs credentials or a network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The findings in one file, by line, and its cost in US dollars an hour, if a price is known."""
+    """The findings in one file, by severity and line, and its cost per hour, if a machine is known."""
 
     findings: tuple[ConfigFinding, ...]
     cost: Cost | None = None
@@ -53,8 +53,8 @@ def check(text: str, here: Surroundings, need: JobNeeds | None = None, working_d
     Args:
         text: the file.
         here: this machine.
-        need: the needs of a job.
-        working_dir: the folder that `ray job submit` is to upload.
+        need: the needs of a job that the cluster should run.
+        working_dir: the folder that `ray job submit` will upload.
     """
     documents, findings = parse(text)
     manifests = [d for d in documents if kuberay.is_manifest(d)]
@@ -69,7 +69,7 @@ def check(text: str, here: Surroundings, need: JobNeeds | None = None, working_d
     else:
         document = documents[0]
         findings += document.with_lines(_guarded(partial(_cluster, document, here, need)))
-        with contextlib.suppress(*ODD):  # there is a finding about it
+        with contextlib.suppress(*ODD):  # a finding reports it
             cost = costs.estimate(fallbacks.as_cloud(document), costs.zone_traffic(document))
     if working_dir is not None:
         findings += local_files.working_dir(working_dir, here)
@@ -77,7 +77,7 @@ def check(text: str, here: Surroundings, need: JobNeeds | None = None, working_d
 
 
 def _guarded(checks: Callable[[], Iterator[ConfigFinding]]) -> Iterator[ConfigFinding]:
-    """Yield what checks find. If a check fails at a value, that is the last finding."""
+    """Yield the findings of checks. If a check raises an error at a value, the last finding reports it."""
     try:
         yield from checks()
     except ODD as problem:
@@ -85,10 +85,10 @@ def _guarded(checks: Callable[[], Iterator[ConfigFinding]]) -> Iterator[ConfigFi
 
 
 def cannot_judge(problem: Exception) -> ConfigFinding:
-    """Return the finding that a check failed at a value."""
+    """Return the finding that a check raised an error at a value."""
     what = f"a value has an unexpected type ({type(problem).__name__}: {one_line(problem, 200)})"
-    why = "Ray or the cloud probably refuses it, and what follows was not checked."
-    return error("cannot-judge", (), what, why, "Check the values listed above, or delete one after the other.")
+    why = "Ray or the cloud probably refuses it, and the rest of the file was not checked."
+    return error("cannot-judge", (), what, why, "Check the values listed above, or delete them one by one.")
 
 
 def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> Iterator[ConfigFinding]:
@@ -161,7 +161,7 @@ def _manifest(
         try:
             wanted = job_fit.parse(entrypoint)
         except ConfigError as problem:
-            yield error("kube-value", path, str(problem), "The job ends at once.", "Fix the command.")
+            yield error("kube-value", path, str(problem), "The job exits at once.", "Fix the command.")
             return
         cluster = kuberay.cluster_of(document, manifests)
         yield from kuberay.gpus_from_zero(cluster, wanted, path)
@@ -172,7 +172,7 @@ def _manifest(
 
 
 def in_order(findings: Sequence[ConfigFinding]) -> list[ConfigFinding]:
-    """Sort findings by severity and line, and keep the first of several of the same kind about one value."""
+    """Return findings sorted by severity and line, without duplicates (equal code, path and `what`)."""
     seen: set[tuple[str, Path, str]] = set()
     kept = []
     for f in findings:

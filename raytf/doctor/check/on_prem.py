@@ -1,4 +1,4 @@
-"""Mistakes of clusters of existing hosts."""
+"""Mistakes in clusters of existing hosts (provider local)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, stops_ray_up, warning
 from raytf.doctor.local_environment import Surroundings, is_host
 
-#: Settings for the older autoscaler, in a command that starts the head or in the shell of `ray up`.
+#: Settings that select the older autoscaler in a command that starts the head.
 _V1 = ("RAY_enable_autoscaler_v2=0", "RAY_enable_autoscaler_v2=false")
 
 
 def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFinding]:
-    """Find what `ray up` refuses or never finishes on existing hosts."""
+    """Find mistakes with which `ray up` exits or never finishes on existing hosts."""
     provider = document.mapping("provider")
     for key in ("available_node_types", "head_node", "worker_nodes"):
         if document.get(key):
-            what = f"{key} cannot be used with provider local, whose hosts have no types"
+            what = f"{key} cannot be used with provider local, where hosts have no types"
             fix = "Delete it; list the hosts in provider.head_ip and provider.worker_ips."
             yield stops_ray_up("local-node-types", (key,), what, fix)
     if "coordinator_address" in provider:
         if document.get("max_workers") is None:
             what = "coordinator_address needs max_workers"
-            fix = "Add `max_workers: N` at the top: how many hosts to take."
+            fix = "Add `max_workers: N` at the top: how many hosts to use."
             yield stops_ray_up("local-hosts", ("provider", "coordinator_address"), what, fix)
         return
     for key in ("head_ip", "worker_ips"):
@@ -64,7 +64,7 @@ def _host(path: Path, host: object, has_workers: bool) -> Iterator[ConfigFinding
         return
     fix = "Write the address or the name by which the hosts reach each other."
     ip = _ip(host) if isinstance(host, str) else None
-    if isinstance(host, str) and ip is None and re.fullmatch(r"[\d.]+", host):  # else it is a name
+    if isinstance(host, str) and ip is None and re.fullmatch(r"[\d.]+", host):  # otherwise it is a name
         why = "Nothing answers there: `ray up` or the autoscaler waits for it for minutes, again and again."
         yield error("local-hosts", path, f"{host} is not an address", why, fix)
     if has_workers and (host in ("localhost", "0.0.0.0") or (ip is not None and ip.is_loopback)):

@@ -1,4 +1,4 @@
-"""Ray's own schema of a cluster YAML, with one clear finding for each mistake, and keys that nothing reads."""
+"""Checks a cluster YAML against Ray's own schema, with one finding per mistake, and finds keys that nothing reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, instead, listed, near, stops_ray_up, warning
 from raytf.doctor.local_environment import ray_file
 
-#: Provider -> keys that its code reads; Ray's schema lets any other pass, and nobody reads it.
+#: Provider -> keys that its code reads. Ray's schema accepts any other key, but nothing reads it.
 _PROVIDER_KEYS: dict[str, set[str]] = {
     "aws": {"region", "availability_zone", "security_group", "key_pair", "aws_credentials", "cloudwatch"},
     "gcp": {"region", "availability_zone", "project_id", "gcp_credentials"},
@@ -27,21 +27,21 @@ _ALL_PROVIDERS = {
 }
 _PROVIDERS = ("aws", "azure", "gcp", "local", "aliyun", "vsphere", "spark", "external", "kuberay", "readonly")
 
-#: Keys of older versions of Ray -> what to do now.
+#: Key of older versions of Ray -> advice on how to replace it.
 _LEGACY = {
     "head_node": "Move it to `node_config` of a type below available_node_types; name that type in head_node_type.",
     "worker_nodes": "Move its content to `node_config` of a type below available_node_types.",
     "min_workers": "Set min_workers of a type below available_node_types; here Ray drops it without a warning.",
     "initial_workers": "Delete it; min_workers of a node type starts that many.",
-    "autoscaling_mode": "Delete it; upscaling_speed says how fast the cluster grows.",
-    "target_utilization_fraction": "Delete it; upscaling_speed says how fast the cluster grows.",
+    "autoscaling_mode": "Delete it; upscaling_speed sets how fast the cluster grows.",
+    "target_utilization_fraction": "Delete it; upscaling_speed sets how fast the cluster grows.",
     "worker_default_node_type": "Delete it; all types but the head's are workers.",
 }
 _TYPES = {"object": "a mapping", "array": "a list", "integer": "a whole number", "number": "a number"}
 _TYPES |= {"string": "a text", "boolean": "true or false"}
 #: Missing key -> what to add.
 _EXAMPLES = {
-    "resources": 'what a node of this type has, e.g. resources: {"CPU": 8, "GPU": 1}; Ray detects it on AWS only',
+    "resources": 'the resources of a node, e.g. resources: {"CPU": 8, "GPU": 1}; Ray detects them on AWS only',
     "node_config": "the machine, e.g. node_config: {InstanceType: m7i.large}; without braces it would be a text",
     "provider": "provider: {type: aws, region: us-west-2}, or another",
     "ssh_proxy_command": "ssh_proxy_command, or delete ssh_proxy_use_node_id",
@@ -53,14 +53,14 @@ def check(document: Document) -> Iterator[ConfigFinding]:
     """Find keys, types and values that Ray refuses, or never reads."""
     kind = document.get("provider", "type")
     if not isinstance(document.value, dict):
-        what = f"the file holds {_kind(document.value)}, expected a mapping"
+        what = f"the file contains {_kind(document.value)}, expected a mapping"
         yield error("wrong-type", (), what, "Ray refuses it.", "Begin with `cluster_name: ...` and `provider: ...`.")
         return
     if isinstance(kind, str) and kind not in _PROVIDERS:
         yield _unknown_provider(kind)
     for path in document.odd_keys:
         if path[:1] == ("available_node_types",) and (len(path) == 2 or path[2] == "resources"):
-            what, fix = f"the key {path[-1]} is not text for YAML", f'Put it in quotes: "{path[-1]}".'
+            what, fix = f"YAML does not read the key {path[-1]} as text", f'Put it in quotes: "{path[-1]}".'
             yield error("wrong-type", path, what, "Ray stops with a TypeError when it validates the file.", fix)
     validator = jsonschema.Draft7Validator(ray_file("autoscaler/ray-schema.json"))
     for problem in validator.iter_errors(document.value):
@@ -85,7 +85,7 @@ def _explain(problem: jsonschema.ValidationError, kind: str) -> Iterator[ConfigF
     if rule == "additionalProperties":
         known = list(problem.schema.get("properties", {}))
         for key in value:
-            # Empty ones of the old format change nothing; Ray's own examples had them for long.
+            # Empty keys of the old format have no effect, and Ray's own examples had them for a long time.
             is_empty = key in ("head_node", "worker_nodes") and not value[key]
             if key not in known and not (is_empty and not path):
                 yield from _unknown((*path, str(key)), str(key), known, kind)
@@ -133,7 +133,7 @@ def _retype(value: Any, wanted: Any) -> str:
         return f'Put it in quotes: "{value}".' if not isinstance(value, dict | list) else "Write a text."
     if wanted == "boolean":
         return "Write true or false, without quotes."
-    return "Indent what belongs to it by two more spaces, as `key: value`."
+    return "Write its content below it as `key: value`, indented by two more spaces."
 
 
 def _kind(value: Any) -> str:
@@ -152,9 +152,9 @@ def _provider_keys(document: Document, kind: str) -> Iterator[ConfigFinding]:
         if key in known or key.startswith("_"):
             continue
         if key == "module":
-            fix = "Set `type: external` to have your own provider used."
+            fix = "Set `type: external` to use your own provider."
         elif key in ("min_workers", "max_workers"):
-            fix = "Set it for a type below available_node_types; `max_workers` also at the top."
+            fix = "Set it for a type below available_node_types; `max_workers` may also be at the top."
         else:
             fix = instead(key, known - {"_config_cache_path"})
         what, why = f"provider {kind} reads no key {key!r}", "Ray accepts the key, but nothing reads it."

@@ -1,4 +1,4 @@
-"""Shell commands of a cluster YAML: those that set a node up, those that start Ray, and their flags."""
+"""Checks the shell commands of a cluster YAML that set up nodes and start Ray, and their flags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SETUP = ("initialization_commands", "setup_commands", "head_setup_commands", "w
 _HEAD, _WORKER = "head_start_ray_commands", "worker_start_ray_commands"
 _START_WORKER = "`ray start --address=$RAY_HEAD_IP:6379`"
 _AUTH_MODES = ("token", "disabled")
-_SET_TOKEN = "Set RAY_AUTH_MODE=token in setup_commands, which all nodes run, by ~/.bashrc."
+_SET_TOKEN = "Write RAY_AUTH_MODE=token to ~/.bashrc in setup_commands, which all nodes run."
 _SECONDS = 5
 #: Flags of Ray 2.60's `ray start` without their dashes.
 START_OPTIONS = frozenset(
@@ -33,16 +33,16 @@ START_OPTIONS = frozenset(
         *("system-reserved-memory", "temp-dir", "tracing-startup-hook", "verbose", "worker-port-list"),
     }
 )
-#: `raytf node`, also by the name that it had first.
+#: `raytf node`, and its former name `raytf watch`.
 _NODE = re.compile(r"\braytf (?:node|watch)\b")
 NODE_OPTIONS = frozenset(("follow-warnings", "grace-seconds", "margin-seconds", "notice-url", "notices"))
 _NOTICES = ("auto", "off", *CLOUDS)
-#: Characters at which a shell's command ends; the rest belongs to another one.
+#: Characters that end a command in a shell.
 _END = re.compile(r"[;&|<>)]")
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:
-    """Find commands that wait for an answer, lose what they set, or start no cluster."""
+    """Find commands that wait for an answer, lose their settings, or start no cluster."""
     setup, starts = list(_setup_commands(document)), list(document.commands(_HEAD, _WORKER))
     for path, command in setup:
         yield from _setup(path, command)
@@ -67,24 +67,24 @@ def _setup(path: Path, command: str) -> Iterator[ConfigFinding]:
     asks = re.search(r"\b(apt-get|apt|yum|dnf|conda)\s+(-\S+\s+)*(install|upgrade|create|remove)\b", command)
     if asks and not re.search(r"\s(-y|-yq|-qy|-qqy|-yqq|--yes|--assume-yes)\b", command):
         why = "Nobody answers on the node: `ray up` exits, or waits forever."
-        yield error("asks-for-answer", path, f"`{asks[0]} ...` waits for a yes", why, "Add -y.")
+        yield error("asks-for-answer", path, f"`{asks[0]} ...` waits for confirmation", why, "Add -y.")
     alone = r"\s*(export\s+\w+=\S*|cd\s+\S+|conda\s+activate\s+\S+|source\s+\S*activate|ulimit\s+.*)\s*"
     if re.fullmatch(alone, command):
-        what = f"`{command.strip()}` is a command of its own"
-        why = "Ray runs each command in a new shell: what this one sets is lost in the next."
-        fix = f"Join it by && with what needs it, or keep it: echo '{command.strip()}' >> ~/.bashrc."
+        what = f"`{command.strip()}` does not affect later commands"
+        why = "Ray runs each command in a new shell, which does not have the settings of this one."
+        fix = f"Join it by && with the command that needs it, or run echo '{command.strip()}' >> ~/.bashrc."
         yield error("lost-setting", path, what, why, fix)
     if re.search(r"(^|[;&|]\s*|sudo\s+)(reboot|shutdown|poweroff)\b", command):
-        why = "The connection breaks, and Ray takes the set-up for failed."
-        yield error("reboot", path, "the command restarts the node", why, "Put what needs a restart into the image.")
+        why = "The connection breaks, and Ray reports that the setup failed."
+        yield error("reboot", path, "the command restarts the node", why, "Do steps that need a restart in the image.")
     if NIGHTLY.search(command):
-        why = "Nodes that start tomorrow have another version than the head: `Version mismatch`, and they never join."
+        why = "Nodes that start later have another version than the head: `Version mismatch`, and they never join."
         fix = 'Write pip install "ray[default,train]==2.60.0", the version of your own machine.'
         yield warning("nightly-ray", path, "this installs a nightly build of Ray", why, fix)
 
 
 def _flags_of(path: Path, command: str, provider: str) -> Iterator[ConfigFinding]:
-    """Find unknown flags, with which a command fails at once, on each node again and again."""
+    """Find unknown flags. A command with one fails at once on each node, again and again."""
     for match in re.finditer(r"\bray start\b", command):
         yield from _unknown_flags(path, "ray start", _words(command[match.end() :]), START_OPTIONS)
     for match in _NODE.finditer(command):
@@ -94,18 +94,18 @@ def _flags_of(path: Path, command: str, provider: str) -> Iterator[ConfigFinding
         notices = re.search(r"--notices[= ](\w+)", " ".join(words))
         if notices and notices[1] not in _NOTICES:
             what = f"--notices {notices[1]} of `raytf node`{near(notices[1], _NOTICES)}"
-            why = "`raytf node` refuses it, and Ray is not started: workers come up, and never join."
+            why = "`raytf node` refuses it and does not start Ray: workers start, but never join."
             yield error("start-flag", path, what, why, f"Write one of {', '.join(_NOTICES)}.")
         elif notices and notices[1] in CLOUDS and provider in (*CLOUDS, "local") and notices[1] != provider:
             what = f"--notices {notices[1]} on provider {provider}"
-            why = "It asks a service that is not there: the node misses its notices, and dies while it works."
+            why = "It polls a service that does not exist there: the node misses its notices and stops during work."
             yield warning(
                 "start-flag", path, what, why, f"Write --notices {'off' if provider == 'local' else provider}."
             )
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of one command without those in quotes, which may hold anything."""
+    """Return the words of the first command in a text, without words in quotes, which may contain anything."""
     bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
     end = _END.search(bare)
     return (bare[: end.start()] if end else bare).split()
@@ -139,14 +139,14 @@ def _head(document: Document) -> Iterator[ConfigFinding]:
         fix = "Add --autoscaling-config=~/ray_bootstrap_config.yaml."
         yield error("no-autoscaler", path, "`ray start --head` lacks --autoscaling-config", why, fix)
     if not any(re.search(r"\bray stop\b", c) for c in commands):
-        what, why = "`ray stop` does not come first", "A second `ray up` finds the port taken."
-        yield warning("no-ray-stop", (_HEAD,), what, why, "Put `ray stop` before.")
+        what, why = "no command runs `ray stop` first", "A second `ray up` finds the port in use."
+        yield warning("no-ray-stop", (_HEAD,), what, why, "Put `ray stop` before `ray start`.")
     everything = " ".join(commands)
     if "RAY_gcs_storage=rocksdb" in everything and "RAY_gcs_storage_path=" not in everything:
         what, why = "RAY_gcs_storage=rocksdb needs RAY_gcs_storage_path", "`ray start --head` exits."
-        yield error("gcs-storage", path, what, why, "Add RAY_gcs_storage_path=$HOME/raytf-gcs, on a disk that stays.")
+        yield error("gcs-storage", path, what, why, "Add RAY_gcs_storage_path=$HOME/raytf-gcs, on a persistent disk.")
     for flag in re.findall(r"(?<=\s)-[a-z]\w+=", start):
-        yield error("one-dash", path, f"{flag} has one dash", "`ray start` refuses it.", f"Write -{flag}.")
+        yield error("one-dash", path, f"{flag} has only one dash", "`ray start` refuses it.", f"Write -{flag}.")
 
 
 def _worker(document: Document) -> Iterator[ConfigFinding]:
@@ -157,13 +157,13 @@ def _worker(document: Document) -> Iterator[ConfigFinding]:
     head_port = port[1] if port else "6379"
     starts = [(i, c) for i, c in enumerate(document.sequence(_WORKER)) if isinstance(c, str) and "ray start" in c]
     if not starts:
-        why, fix = "Workers come up, and never join.", f"Add {_START_WORKER}."
+        why, fix = "Workers start, but never join.", f"Add {_START_WORKER}."
         yield error("worker-start", (_WORKER,), "no command starts Ray", why, fix)
         return
     path, start = (_WORKER, starts[-1][0]), starts[-1][1]
     address = re.search(r"--address[= ]['\"]?([^\s'\"]+)", start)
     if "--head" in start:
-        why = "Each worker becomes a cluster of its own."
+        why = "Each worker starts its own cluster."
         yield error("worker-start", path, "a worker starts with --head", why, f"Write {_START_WORKER}.")
     elif address is None:
         what, why = "`ray start` of the workers lacks --address", "They cannot find the head."
@@ -200,7 +200,7 @@ def _auth(document: Document, setup: list[tuple[Path, str]], starts: list[tuple[
         mode = _mode(command)
         if mode not in (None, *_AUTH_MODES):
             what = f"RAY_AUTH_MODE is {mode!r}{near(mode, _AUTH_MODES)}"
-            why = "Ray silently takes every other word for `disabled`: the cluster takes orders from anyone."
+            why = "Ray silently treats any other value as `disabled`: the cluster accepts jobs from anyone."
             yield error("auth-mode", path, what, why, "Write RAY_AUTH_MODE=token.")
             return
     if head and worker and of_head != of_workers:
@@ -215,7 +215,7 @@ def _auth(document: Document, setup: list[tuple[Path, str]], starts: list[tuple[
             "RAY_AUTH_MODE is not set",
             "If ray.init() ever ran on the head's host, there is a token, and `ray start --head` then turns "
             "authentication on by itself: workers are rejected (InvalidAuthToken).",
-            "Set RAY_AUTH_MODE=token, or =disabled, in setup_commands, which all hosts run, by ~/.bashrc.",
+            "Write RAY_AUTH_MODE=token, or =disabled, to ~/.bashrc in setup_commands, which all hosts run.",
         )
     yield from _token(document, of_head, is_local, prepared + head)
     wide = re.search(r"--dashboard-host[= ]['\"]?(0\.0\.0\.0|::)", head)
@@ -228,13 +228,13 @@ def _auth(document: Document, setup: list[tuple[Path, str]], starts: list[tuple[
 
 
 def _token(document: Document, mode: str | None, is_local: bool, commands: str) -> Iterator[ConfigFinding]:
-    """Find a token that nothing asks for, and a head that asks for one that the nodes lack."""
+    """Find a token that the head does not require, and a head that requires a token that the nodes lack."""
     mounted = [remote for remote in document.mapping("file_mounts") if "auth_token" in remote]
     if mounted and mode != "token" and (mode or not is_local):
         what = f"nodes get a token, and RAY_AUTH_MODE is {mode or 'not set'} for the head"
         why = "The head then turns authentication on by itself, but workers do not, and are rejected."
         if mode:
-            why = "Nothing asks for the token: anyone who reaches the head can run code there."
+            why = "The head does not require the token: anyone who reaches the head can run code there."
         yield warning("auth-not-chosen", ("file_mounts", mounted[0]), what, why, _SET_TOKEN)
     if mode == "token" and not mounted and "auth_token" not in commands and "RAY_AUTH_TOKEN" not in commands:
         what, why = "RAY_AUTH_MODE=token, but no node gets the token", "`ray start` exits on each node."
@@ -244,11 +244,11 @@ def _token(document: Document, mode: str | None, is_local: bool, commands: str) 
 
 def _mode(text: str) -> str | None:
     match = re.search(r"RAY_AUTH_MODE=[\"']?([\w-]+)", text)
-    return match[1].lower() if match else None  # Ray takes small and large letters
+    return match[1].lower() if match else None  # Ray ignores case
 
 
 def check_syntax(commands: Iterable[tuple[Path, str]]) -> Iterator[ConfigFinding]:
-    """Find commands that bash cannot parse, such as those with an open quote. Without bash here, find none."""
+    """Find commands that bash cannot parse, for example because of an open quote. Find none if bash is missing."""
     commands = list(commands)
     if not _parse("\n".join(command for _, command in commands)):
         return  # one process for a good file
@@ -257,7 +257,7 @@ def check_syntax(commands: Iterable[tuple[Path, str]]) -> Iterator[ConfigFinding
         if issue:
             why = "The command fails on each node, and the node is set up again and again."
             fix = "Fix the quotes; in YAML, `- >-` and the command on the lines below needs no quotes around it."
-            yield error("shell-syntax", path, f"bash cannot read it: {issue}", why, fix)
+            yield error("shell-syntax", path, f"bash cannot parse it: {issue}", why, fix)
 
 
 def _parse(command: str) -> str:

@@ -1,4 +1,4 @@
-"""Versions of Ray, Python and CUDA on the nodes: Ray wants the same ones everywhere, to the patch level."""
+"""Mistakes in the nodes' versions of Ray, Python and CUDA. Ray needs the same Python everywhere, to the patch level."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from raytf.errors import DISTRIBUTION
 _DOCKER_IMAGES = ("image", "head_image", "worker_image")
 _OLDEST_PYTHON = (3, 11)
 _PYTHON_DIFFERS = "Ray refuses a driver or a node whose Python differs, even in the patch level."
-#: Ray's wheels of last night.
+#: Ray's nightly wheels.
 NIGHTLY = re.compile(r"ray-\d\.\d\.\d\.dev0|ray-wheels/latest")
-#: `ray`, `ray[default]`, `ray>=2.9`: anything but `ray==...` and a wheel's address.
+#: `ray`, `ray[default]`, `ray>=2.9`: any requirement but `ray==...` and a wheel's URL.
 _UNPINNED = re.compile(
     r"\bpip3?\s+install\s+([^;&|]*?\s)?([\"']?)ray(\[[\w,-]+\])?"
     r"(\2(?=\s|[;&|]|$)|\s*(?:[<>!~]=?|===)\s*\d)(?![^\"'\s;&|]*,\s*==)"
 )
-#: Installers that bring a Python; two parts of its version alone.
+#: Commands that install a Python whose version has only two parts.
 _PYTHON = re.compile(
     r"(?:\buv\s+(?:venv|python\s+install)\b[^;&|]*?|\b(?:conda|mamba|micromamba)\s+(?:create|install)\b[^;&|]*?"
     r"|\bpyenv\s+install\b[^;&|]*?)[\s=](\d\.\d+)(?![.\d])"
 )
-#: TensorFlow with NVIDIA's libraries, and what says which versions of them.
+#: Commands that install TensorFlow with NVIDIA's libraries, and arguments that pin the libraries' versions.
 _CUDA = re.compile(
     r"\bpip3?\s+install\b[^;&|]*(?:raytf[-_]train[\w.-]*|\.)\[[\w,-]*\bgpu\b|\bpip3?\s+install\b[^;&|]*\[and-cuda\]"
 )
 _CUDA_PINS = re.compile(r"constraints-gpu\.txt|nvidia-cudnn-cu12\s*==")
-#: The registry's `raytf`, which is another package.
+#: Commands that install PyPI's `raytf`, which is another package.
 _FOREIGN = re.compile(r"\bpip3?\s+install\s(?:[^;&|]*\s)?[\"']?raytf(?=[\"'\s;&|=<>~!\[]|$)")
 
 
@@ -45,7 +45,7 @@ def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFind
 
 def _installed(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     for path, command in document.commands("setup_commands", "head_setup_commands", "worker_setup_commands"):
-        if not NIGHTLY.search(command):  # which shell_commands reports
+        if not NIGHTLY.search(command):  # shell_commands reports it
             yield from _command(command, path, here)
     is_cloud, docker = document.get("provider", "type") in CLOUDS, document.mapping("docker")
     if is_cloud and "setup_commands" not in document.mapping() and not any(docker.get(k) for k in _DOCKER_IMAGES):
@@ -66,25 +66,25 @@ def _command(command: str, path: Path, here: Surroundings) -> Iterator[ConfigFin
         for match in re.finditer(pattern, command):
             yield from python_version(".".join(match.groups()), path, here)
     if _FOREIGN.search(command):
-        what = "`raytf` on the registry is another package, of 2021"
+        what = "`raytf` on PyPI is another package, from 2021"
         why = "Jobs fail with \"module 'raytf' has no attribute\"."
         yield error("foreign-raytf", path, what, why, f"Write pip install {DISTRIBUTION}.")
     floating = _PYTHON.search(command)  # the tag of an image fixes its patch level
     if floating and here.python.startswith(f"{floating[1]}."):
-        what = f"`{floating[0].strip()}` installs the newest Python {floating[1]}, and {here.python} is here"
+        what = f"`{floating[0].strip()}` installs the newest Python {floating[1]}, but this machine has {here.python}"
         yield warning("python-version", path, what, _PYTHON_DIFFERS, f"Write {here.python}.")
     if _CUDA.search(command) and not _CUDA_PINS.search(command):
-        why = "A node of a later day gets another cuDNN with other last bits: an --exact run cannot continue there."
-        fix = "Add -c constraints-gpu.txt, which pins each of them, and mount that file beside constraints.txt."
+        why = "Later nodes get a newer cuDNN, whose last bits differ: an --exact run cannot continue there."
+        fix = "Add -c constraints-gpu.txt, which pins each version, and mount that file beside constraints.txt."
         yield warning("cuda-not-pinned", path, "NVIDIA's libraries are installed without versions", why, fix)
     if _UNPINNED.search(command):
-        why = f"Nodes get the newest, you have {here.ray}: `Version mismatch`, and nodes of later days never join."
+        why = f"Nodes get the newest Ray, but you have {here.ray}: `Version mismatch`, and later nodes never join."
         fix = f'Write pip install "ray[default,train]=={here.ray}".'
         yield error("ray-not-pinned", path, "Ray is installed without a version", why, fix)
 
 
 def ray_version(version: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
-    """Compare a version of Ray with this machine's."""
+    """Find a version of Ray that differs from this machine's."""
     if version != here.ray:
         why = "Drivers and nodes of different versions refuse each other (Version mismatch), and raytf needs 2.60."
         what = f"Ray {version} on the nodes, {here.ray} here"
@@ -92,11 +92,11 @@ def ray_version(version: str, path: Path, here: Surroundings) -> Iterator[Config
 
 
 def python_version(version: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
-    """Compare a version of Python, whole or only MAJOR.MINOR, with this machine's."""
+    """Find a version of Python, complete or only MAJOR.MINOR, that is too old or differs from this machine's."""
     mine = ".".join(here.python.split(".")[: version.count(".") + 1])
     if tuple(map(int, version.split(".")[:2])) < _OLDEST_PYTHON:
         why = "raytf needs 3.11 or newer: pip does not install it there."
-        fix = f"Install Python {here.python}, that of this machine."
+        fix = f"Install Python {here.python}, as on this machine."
         yield error("python-version", path, f"Python {version} on the nodes", why, fix)
     elif version != mine:
         what = f"Python {version} on the nodes, {here.python} here"
@@ -116,7 +116,7 @@ def _docker(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
         fix = "Add image, or both head_image and worker_image."
         yield stops_ray_up("container-name", ("docker",), what, fix, how)
     if docker.get("image") and name and re.search(r"[^\w.-]", str(name)):
-        what = f"container_name {name!r} is not a name for Docker"
+        what = f"container_name {name!r} is not a name that Docker accepts"
         fix = "Use letters, digits, '_', '.' and '-'."
         yield error("container-name", ("docker", "container_name"), what, "Docker refuses it.", fix)
     for key in images:
@@ -133,7 +133,7 @@ def _docker(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
 
 
 def image(name: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
-    """Check an image that is Ray's own by name: its tag says its versions."""
+    """Find an image whose name is malformed, or whose tag is not fixed or has other versions than this machine."""
     repository, colon, tag = name.rpartition(":")
     if not colon or "/" in tag:
         repository, tag = name, ""
@@ -142,22 +142,22 @@ def image(name: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
     is_rays = repository.rsplit("/", 1)[-1].startswith("ray") and "rayproject/" in repository
     version = re.match(r"(\d+\.\d+\.\d+)", tag)
     if re.search(r"\s", name):
-        yield error("image-name", path, f"image {name!r} has a blank", "Docker refuses it.", "Write REPOSITORY:TAG.")
+        yield error("image-name", path, f"image {name!r} has a space", "Docker refuses it.", "Write REPOSITORY:TAG.")
     elif repository == "rayproject/autoscaler":
-        yield error("image-retired", path, f"image {name!r} is retired", "It contains a Ray of 2020.", own)
+        yield error("image-retired", path, f"image {name!r} is retired", "It contains a Ray from 2020.", own)
     elif not is_rays and tag in ("", "latest"):
-        why = "Nodes that start tomorrow may have other versions than the head."
-        yield warning("image-latest", path, f"image {name!r} has no fixed version", why, "Name a tag that stays.")
+        why = "Nodes that start later may have other versions than the head."
+        yield warning("image-latest", path, f"image {name!r} has no fixed version", why, "Use a tag that is fixed.")
     elif is_rays and (tag.startswith(("latest", "nightly")) or not tag):
-        why = f"It has another Ray than the {here.ray} of this machine, and on the next node yet another."
+        why = f"Its Ray is not this machine's {here.ray}, and it may be yet another one on the next node."
         yield error("image-latest", path, f"image {name!r} has no fixed version", why, own)
     elif is_rays and version and version[1] != here.ray:
         yield from ray_version(version[1], path, here)
     elif is_rays and (tagged := _python_tag(name)):
         yield from python_version(tagged, path, here)
     elif is_rays and version:
-        why = f"Without -pyXY it is the oldest that this Ray supports, 3.10 for 2.60; yours is {here.python}."
-        yield warning("image-python", path, f"image {name!r} does not say its Python", why, f"Use {name}-py{python}.")
+        why = f"Without -pyXY it has the oldest that Ray supports (3.10 for Ray 2.60); yours is {here.python}."
+        yield warning("image-python", path, f"image {name!r} names no Python version", why, f"Use {name}-py{python}.")
 
 
 def _python_tag(name: str) -> str | None:
@@ -184,8 +184,8 @@ def _gpu_images(document: Document) -> Iterator[ConfigFinding]:
 def _run_options(document: Document) -> Iterator[ConfigFinding]:
     for path, option in document.commands("run_options", "head_run_options", "worker_run_options", below=("docker",)):
         if re.search(r"(^|\s)(-d|-it|--rm|--name)\b", option):
-            what = f"Ray's own `docker run` has {option!r} or contradicts it"
-            why = "The container does not start, or goes before Ray has used it."
+            what = f"Ray's own `docker run` already has or contradicts {option!r}"
+            why = "The container does not start, or is removed before Ray uses it."
             yield error("run-options", path, what, why, "Delete it.")
 
 
@@ -194,5 +194,5 @@ def _gpu_generation(document: Document) -> Iterator[ConfigFinding]:
         if t.machine is not None and t.machine.gpu in machines.TOO_OLD:
             path = machines.instance_path(str(document.get("provider", "type")), t.path)
             what = f"{t.machine.name} has {t.machine.gpu} GPUs"
-            why = "TensorFlow 2.21 has no kernels for GPUs of that age (compute capability below 6.0): it finds none."
-            yield error("gpu-too-old", path, what, why, "Take a T4 (g4dn), A10G (g5) or L4 (g6, g2) or newer.")
+            why = "TensorFlow 2.21 has no kernels for such old GPUs (compute capability below 6.0) and ignores them."
+            yield error("gpu-too-old", path, what, why, "Use a T4 (g4dn), A10G (g5), L4 (g6, g2) or a newer GPU.")

@@ -1,7 +1,7 @@
-"""boto3 for checks that only read: one session, timeouts of seconds, and the meaning of AWS's refusals.
+"""A client of AWS for read-only checks: one session, timeouts of seconds, and the kinds of AWS's errors.
 
-The only module besides `raytf.storage.s3` that knows boto3: that one writes runs and must retry, this one asks control
-planes and must not wait. boto3 is imported when it is first used, since that takes half a second.
+Only this module and `raytf.storage.s3` use boto3. Storage writes runs and must retry; this module queries control
+planes and must not wait. boto3 is imported on first use, since the import takes half a second.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _REFUSED = {
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 }
-#: Operations whose right has another name.
+#: Operation -> its right, if the right has another name.
 _RIGHTS = {"s3:HeadBucket": "s3:ListBucket"}
 
 
 class AwsTrouble(StrEnum):
-    """The kind of an error of AWS.
+    """The kind of an AWS error.
 
     Attributes:
         DENIED: these credentials lack the right.
         REFUSED: AWS does not accept these credentials at all.
-        MISSING: what was asked for does not exist.
+        MISSING: the requested resource does not exist.
         SILENT: there was no answer in time.
     """
 
@@ -48,7 +48,7 @@ class AwsTrouble(StrEnum):
 
 
 class AwsAccount:
-    """An account in one region, with the `provider.aws_credentials` of a cluster YAML; empty for the environment's."""
+    """An account in one region. Without `keys` (`provider.aws_credentials`) it has the environment's credentials."""
 
     def __init__(self, region: str, keys: dict[str, str] | None = None):
         import boto3
@@ -57,25 +57,25 @@ class AwsAccount:
         self.region = region
         try:
             self._session: Any = boto3.session.Session(region_name=region, **(keys or {}))
-        except BotoCoreError:  # AWS_PROFILE names none, or ~/.aws/config cannot be read
+        except BotoCoreError:  # AWS_PROFILE names no profile, or ~/.aws/config cannot be read
             self._session = None
         self._lock = threading.Lock()
         self._clients: dict[str, Any] = {}
 
     def has_credentials(self) -> bool:
-        """Return whether there are any; on a machine with a role, its metadata service is asked."""
+        """Return whether there are credentials. On a machine with a role this queries the metadata service."""
         from botocore.exceptions import BotoCoreError
 
         try:
             return self._session is not None and self._session.get_credentials() is not None
-        except BotoCoreError:  # a sign-on that has ended, a role whose source is not there
+        except BotoCoreError:  # an expired sign-on, or a role whose source does not exist
             return False
 
     def client(self, name: str) -> Any:
-        """Return a client with timeouts of seconds; several threads may call this."""
+        """Return a client with timeouts of seconds. Several threads may call this."""
         from botocore.config import Config
 
-        with self._lock:  # a session makes one client at a time
+        with self._lock:  # a session can create only one client at a time
             if name not in self._clients:
                 self._clients[name] = self._session.client(
                     name,
@@ -88,7 +88,7 @@ class AwsAccount:
             return self._clients[name]
 
     def find(self, service: str, operation: str, **wanted: Any) -> dict[str, Any] | None:
-        """Call an operation; None if what it asks for does not exist."""
+        """Return the answer to an operation, or None if the requested resource does not exist."""
         try:
             answer: dict[str, Any] = getattr(self.client(service), operation)(**wanted)
         except Exception as problem:
@@ -98,25 +98,25 @@ class AwsAccount:
         return answer
 
     def pages(self, operation: str, key: str, **wanted: Any) -> Iterator[dict[str, Any]]:
-        """Yield all entries of a list of EC2 that comes in pages."""
+        """Yield all entries of a paged list of EC2."""
         for page in self.client("ec2").get_paginator(operation).paginate(**wanted):
             yield from page[key]
 
 
 def account_of(document: Document, region: str) -> AwsAccount:
-    """Return the account that a cluster YAML uses, by its own keys if it has some."""
+    """Return the account that a cluster YAML uses, with the YAML's own keys if it has some."""
     keys = document.mapping("provider", "aws_credentials").items()
     return AwsAccount(region, {key: str(value) for key, value in keys if key.startswith("aws_")})
 
 
 def code(error: Exception) -> str:
-    """Return AWS's code of a refusal; empty for other errors."""
+    """Return the code of an error that AWS returned, or an empty string for other errors."""
     response = getattr(error, "response", None) or {}  # a timeout has None
     return str(response.get("Error", {}).get("Code", ""))
 
 
 def trouble(error: Exception) -> AwsTrouble:
-    """Classify an exception of boto3."""
+    """Return the kind of a boto3 exception."""
     from botocore import exceptions
 
     refusal = code(error)

@@ -1,4 +1,4 @@
-"""An API server through kubectl, which has the credentials: reads only."""
+"""A read-only client of a Kubernetes API server. It calls kubectl, which has the credentials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS = 8
 
 
 class KubeError(Exception):
-    """An error that kubectl reported, with the server's word, such as NotFound; empty if no server answered."""
+    """An error that kubectl reported. `reason` is the server's, such as NotFound, or empty if no server answered."""
 
     def __init__(self, message: str, reason: str = ""):
         super().__init__(message)
@@ -25,12 +25,12 @@ class KubeError(Exception):
 
 
 def segment(name: object) -> str:
-    """Return a name of a manifest as one part of a path of the API, with any characters quoted."""
+    """Return a name from a manifest as one segment of an API path, with all special characters quoted."""
     return quote(str(name), safe="").replace(".", "%2E") if str(name) in (".", "..") else quote(str(name), safe="")
 
 
 def plural(kind: str) -> str:
-    """Return the API's name of objects of a kind: rayclusters for RayCluster."""
+    """Return the API's plural name of a kind: rayclusters for RayCluster."""
     return f"{kind.lower()}s"
 
 
@@ -42,11 +42,11 @@ def namespace_of(document: Document, default: str) -> str:
 
 @dataclass(frozen=True)
 class Kubectl:
-    """An API server.
+    """An API server, through kubectl.
 
     Attributes:
-        tool: the command.
-        environ: of the shell, with KUBECONFIG and the variables of plugins for credentials.
+        tool: the path of kubectl.
+        environ: the shell's environment, with KUBECONFIG and the variables of credential plugins.
     """
 
     tool: str
@@ -58,7 +58,7 @@ class Kubectl:
         return cls(tool, environ) if tool else None
 
     def context(self) -> str:
-        """Return the name of the context that kubectl would use; empty if there is none."""
+        """Return the name of the context that kubectl uses, or an empty string if there is none."""
         try:
             return self._run(["config", "current-context"]).strip()
         except KubeError:
@@ -83,7 +83,7 @@ class Kubectl:
             raise KubeError(f"the API server's answer for {path} is not JSON") from None
 
     def find(self, path: str) -> Any:
-        """Return the JSON at a path of the API, None if nothing is there; raises as `get` does."""
+        """Return the JSON at a path of the API, or None if it does not exist. Raises like `get`."""
         try:
             return self.get(path)
         except KubeError as problem:
@@ -92,12 +92,12 @@ class Kubectl:
             return None
 
     def has(self, kind: str, name: object, namespace: str, api: str = "/api/v1") -> bool:
-        """Return whether there is an object of a kind; raises as `get` does."""
+        """Return whether an object of a kind exists. Raises like `get`."""
         return self.find(f"{api}/namespaces/{segment(namespace)}/{plural(kind)}/{segment(name)}") is not None
 
     def may(self, verb: str, resource: str, namespace: str) -> bool:
         done = self._call(["auth", "can-i", f"--namespace={namespace}", "--", verb, resource])
-        # A `no` comes with an exit code of 1.
+        # With the answer `no`, kubectl exits with 1.
         return done.stdout.strip() != "no" and _output(done).strip().startswith("yes")
 
     def _run(self, arguments: list[str]) -> str:
@@ -117,7 +117,7 @@ class Kubectl:
                 env=dict(self.environ),
             )
         except (OSError, subprocess.TimeoutExpired):
-            raise KubeError(f"kubectl {arguments[0]} gave no answer within {2 * _SECONDS} s") from None
+            raise KubeError(f"kubectl {arguments[0]} did not answer within {2 * _SECONDS} s") from None
 
 
 def _output(done: subprocess.CompletedProcess[str]) -> str:

@@ -1,6 +1,6 @@
-"""Google Cloud and Azure over REST: accounts with the credentials that Ray uses, and one try within seconds.
+"""REST clients of Google Cloud and Azure. They send each request once, and wait for its answer for a few seconds.
 
-Neither cloud's library is needed, only a token of `gcloud`, of an application's credentials, or of `az`.
+Neither cloud's library is needed, only a token from `gcloud`, from application credentials, or from `az`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raytf.doctor.document import Document
 from raytf.doctor.local_environment import tool_output
 
 _SECONDS = 8.0
-#: The most pages of a list.
+#: The maximum number of pages to read of a list.
 _PAGES = 20
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 #: API -> its URL, unless gcloud's own variables CLOUDSDK_API_ENDPOINT_OVERRIDES_... set another.
@@ -35,11 +35,11 @@ _GOOGLE = {
 
 
 class RestError(Exception):
-    """An error that an API answered.
+    """An error that an API returned, or the lack of an answer.
 
     Attributes:
-        status: of HTTP; 0 if there was no answer.
-        reason: the API's own word, such as PERMISSION_DENIED or AuthorizationFailed.
+        status: the HTTP status, or 0 if there was no complete answer.
+        reason: the API's own name of the error, such as PERMISSION_DENIED or AuthorizationFailed.
     """
 
     def __init__(self, status: int, reason: str, message: str):
@@ -57,7 +57,7 @@ class RestError(Exception):
 
 @dataclass(frozen=True)
 class _Bearer(AuthBase):
-    """The token as `requests` takes it: an entry for the host in a `.netrc` would replace a header."""
+    """Adds a token to a request. A plain header would be replaced if a `.netrc` has an entry for the host."""
 
     token: str
 
@@ -68,7 +68,7 @@ class _Bearer(AuthBase):
 
 @dataclass(frozen=True)
 class RestClient:
-    """An API.
+    """A client of an API.
 
     Attributes:
         root: the start of all URLs, such as https://compute.googleapis.com/compute/v1.
@@ -84,12 +84,12 @@ class RestClient:
         """Return the JSON at a path.
 
         Raises:
-            RestError: anything but a 200.
+            RestError: the status is not 2xx, or there is no answer.
         """
         return self._ask(path, query, None)
 
     def find(self, path: str, **query: str) -> Any:
-        """Return the JSON at a path, None for a 404; any other answer but a 200 is a RestError."""
+        """Return the JSON at a path, or None for a 404. Raise the same errors as `get` otherwise."""
         try:
             return self.get(path, **query)
         except RestError as problem:
@@ -98,14 +98,14 @@ class RestClient:
             return None
 
     def post(self, path: str, body: dict[str, Any], **query: str) -> Any:
-        """Return the answer to a query that is too long for a URL. Never used to change anything."""
+        """Return the answer to a query that needs a body. It is never used to change anything."""
         return self._ask(path, query, body)
 
     def pages(self, path: str, items: str, **query: str) -> list[Any]:
-        """Return all entries of a list that comes in pages, as Google's and Azure's do.
+        """Return all entries of a paged list of Google or Azure.
 
         Raises:
-            RestError: anything but a 200, or too many pages.
+            RestError: as in `get`, or there are too many pages.
         """
         entries: list[Any] = []
         for _ in range(_PAGES):
@@ -115,7 +115,7 @@ class RestClient:
             link = str(answer.get("nextLink") or "")
             if following:
                 query = {**query, "pageToken": following}
-            elif link.startswith(self.root):  # the token must not go elsewhere
+            elif link.startswith(self.root):  # the token must not be sent to another host
                 path, _, rest = link.removeprefix(self.root).partition("?")
                 query = dict(urllib.parse.parse_qsl(rest))
             else:
@@ -132,11 +132,11 @@ class RestClient:
                 headers={"Accept": "application/json", **dict(self.headers)},
                 auth=_Bearer(self.token),
                 timeout=_SECONDS,
-                allow_redirects=False,  # a token follows a redirect wherever it leads
+                allow_redirects=False,  # a redirect could send the token to another host
             )
             if answer.status_code // 100 == 2:
                 return answer.json() if answer.content else {}
-        except (OSError, ValueError) as problem:  # errors of requests are both
+        except (OSError, ValueError) as problem:  # the errors of requests
             raise RestError(0, "", f"{urllib.parse.urlsplit(self.root).netloc}: {_cause(problem)}") from None
         raise _refusal(answer)
 
@@ -148,7 +148,7 @@ def _cause(problem: Exception) -> object:
 
 
 def _refusal(answer: requests.Response) -> RestError:
-    """Return the error of an answer. Google: {"error": {"message", "status", "errors": [{"reason"}]}}; Azure: {"error":
+    """Return the error in an answer. Google: {"error": {"message", "status", "errors": [{"reason"}]}}; Azure: {"error":
     {"code", "message"}}."""
     try:
         body = answer.json().get("error", {})
@@ -162,17 +162,17 @@ def _refusal(answer: requests.Response) -> RestError:
 
 
 class NoCredentials(Exception):
-    """There are no credentials; the message says how to get some."""
+    """There are no credentials. The message is advice on how to get some."""
 
 
 @dataclass(frozen=True)
 class GoogleAccount:
-    """A project.
+    """A project of Google Cloud.
 
     Attributes:
-        source: where the token is from.
-        environ: may override endpoints.
-        payer: the project whose quota of calls is used; empty for the token's own.
+        source: where the token comes from.
+        environ: the environment, which may override endpoints.
+        payer: the project whose API quota is used; empty for the token's own.
     """
 
     project: str
@@ -183,14 +183,14 @@ class GoogleAccount:
 
     def api(self, name: str) -> RestClient:
         root = self.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}", "").rstrip("/")
-        # A person's application credentials name the project whose quota of calls they use.
+        # A user's application credentials name the project whose API quota they use.
         payer = (("x-goog-user-project", self.payer),) if self.payer else ()
         return RestClient(root or _GOOGLE[name], self.token, payer)
 
 
 @dataclass(frozen=True)
 class AzureAccount:
-    """A subscription, by a client of Azure Resource Manager, whose paths start with /subscriptions."""
+    """A subscription, with a client of Azure Resource Manager, whose paths start with /subscriptions."""
 
     subscription: str
     arm: RestClient
@@ -200,11 +200,11 @@ class AzureAccount:
         return f"/subscriptions/{self.subscription}{rest}"
 
     def get(self, rest: str, version: str, **query: str) -> Any:
-        """Return the JSON at a path below the subscription, as this version of its API has it."""
+        """Return the JSON at a path below the subscription, from a version of its API."""
         return self.arm.get(self.path(rest), **{"api-version": version}, **query)
 
     def find(self, rest: str, version: str) -> Any:
-        """Return the JSON at a path below the subscription; None if nothing is there."""
+        """Return the JSON at a path below the subscription, or None if it does not exist."""
         return self.arm.find(self.path(rest), **{"api-version": version})
 
     def pages(self, rest: str, version: str, **query: str) -> list[Any]:
@@ -216,7 +216,7 @@ def google_account(document: Document, environ: Mapping[str, str]) -> GoogleAcco
     """Return the project of a cluster, with a token.
 
     Raises:
-        NoCredentials: there is none.
+        NoCredentials: there is no valid token.
         RestError: the token server does not answer.
     """
     project = str(document.get("provider", "project_id", default=""))
@@ -243,18 +243,18 @@ def google_account(document: Document, environ: Mapping[str, str]) -> GoogleAcco
 
 
 def _application_token(file: Path) -> tuple[str, str] | None:
-    """Return a token, and the project whose quota it uses."""
+    """Return a token and the project whose API quota it uses, or None without Google's library."""
     try:
         import google.auth
         import google.auth.transport.requests as transport
     except ImportError:
-        return None  # gcloud may have one
+        return None  # gcloud may have a token
     try:
         credentials, _ = google.auth.load_credentials_from_file(str(file), scopes=[_SCOPE])
         credentials.refresh(transport.Request())
     except google.auth.exceptions.TransportError as problem:
         raise RestError(0, "", f"Google's token server: {problem}") from None
-    # Google's library reads from the file before it checks that it holds a mapping.
+    # Google's library reads keys before it checks that the file contains a mapping.
     except (OSError, ValueError, TypeError, AttributeError, google.auth.exceptions.GoogleAuthError) as problem:
         raise NoCredentials(
             f"Renew {file}, which is refused ({type(problem).__name__}): `gcloud auth application-default login`"
@@ -266,7 +266,7 @@ def azure_account(document: Document, environ: Mapping[str, str]) -> AzureAccoun
     """Return the subscription of a cluster, with the token of `az`, the only one that Ray uses.
 
     Raises:
-        NoCredentials: there is none.
+        NoCredentials: `az` is not installed, or has no token.
     """
     if not shutil.which("az", path=environ.get("PATH")):
         raise NoCredentials("Install the Azure CLI, which Ray needs too, and run `az login`")

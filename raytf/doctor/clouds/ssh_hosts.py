@@ -1,4 +1,4 @@
-"""Hosts over SSH, as `ray up` reaches them: the same user, key, proxy and options."""
+"""Runs scripts on hosts over SSH, with the user, key and proxy of `ray up`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raytf.doctor.local_environment import Surroundings, is_host, is_user
 from raytf.errors import ConfigError, one_line
 
 _CONNECT_SECONDS, _SCRIPT_SECONDS = 5, 18
-#: Hosts that are asked at the same time.
+#: The most hosts on which the script runs at the same time.
 _AT_ONCE = 16
 
 
@@ -23,8 +23,8 @@ class ScriptOutput:
 
     Attributes:
         host: its address.
-        values: of its lines `KEY=VALUE`; the last one of a repeated key.
-        problem: why there is no answer, in SSH's words; empty if there is one.
+        values: the values in its lines `KEY=VALUE`; the last one of a repeated key.
+        problem: why there is no answer, as reported by SSH; empty if there is one.
     """
 
     host: str
@@ -34,13 +34,13 @@ class ScriptOutput:
 
 
 def addresses(document: Document) -> list[str]:
-    """Return the head's address first, then those of the workers."""
+    """Return the head's address, followed by the workers' addresses."""
     hosts = [document.get("provider", "head_ip"), *document.sequence("provider", "worker_ips")]
     return [str(host) for host in hosts if host]
 
 
 def proxy_of(document: Document) -> str:
-    """Return the command by which a file reaches its hosts from this machine; empty if there is none."""
+    """Return the proxy command that connects this machine to a file's hosts, or an empty string."""
     proxy = document.get("auth", "ssh_proxy_command")
     return proxy.strip() if isinstance(proxy, str) else ""
 
@@ -48,12 +48,12 @@ def proxy_of(document: Document) -> str:
 def ask(
     document: Document, here: Surroundings, hosts: Sequence[str], script: str, trust: bool = False
 ) -> list[ScriptOutput]:
-    """Run a script of bash on hosts, at the same time; it must only read.
+    """Run a bash script, which must only read, on hosts in parallel, and return their outputs.
 
     Args:
-        document: has user, key and proxy.
-        hosts: their addresses.
-        trust: run the command that the file names as a proxy, on this machine.
+        document: has the user, key and proxy.
+        hosts: the hosts' addresses.
+        trust: allow the proxy command in the file to run on this machine.
 
     Raises:
         ConfigError: there is no ssh, a host or user is malformed, or the file names a command and is not trusted.
@@ -81,7 +81,7 @@ def ask(
 
 
 def untrusted(document: Document) -> str:
-    """Return why hosts are not asked if a file names a command and is not trusted."""
+    """Return the message that a file names a proxy command and is not trusted."""
     return (
         f"the file names a command to run on this machine (auth.ssh_proxy_command: {proxy_of(document)[:200]!r}), "
         "which was not run. Pass --trust if you trust the file"

@@ -1,6 +1,6 @@
-"""Finds what is left of a cluster on AWS, Azure and Google Cloud.
+"""Finds the leftovers of a cluster on AWS, Azure and Google Cloud.
 
-By Ray's tags and labels, by the tags of the config, and by the names that Ray and its templates give.
+It searches by Ray's tags and labels, by the tags in the file, and by the names that Ray and its templates use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FREE = {
 
 
 def find_on_aws(document: Document, here: Surroundings) -> Leftovers:
-    """Find everything that `ray up` of this file has made on AWS.
+    """Return everything that is left of the resources that `ray up` of this file created on AWS.
 
     Raises:
         ConfigError: there are no credentials.
@@ -57,10 +57,10 @@ def find_on_aws(document: Document, here: Surroundings) -> Leftovers:
 
 
 def find_on_azure(document: Document, here: Surroundings) -> Leftovers:
-    """Find everything that `ray up` of this file has made on Azure."""
+    """Return everything that is left of the resources that `ray up` of this file created on Azure."""
     group, name = document.get("provider", "resource_group"), _cluster_name(document)
     if not isinstance(group, str):
-        raise ConfigError("The file has no provider.resource_group. Add that of the cluster.")
+        raise ConfigError("The file has no provider.resource_group. Add the cluster's resource group.")
     try:
         azure = rest.azure_account(document, here.environ)
     except NoCredentials as problem:
@@ -71,10 +71,10 @@ def find_on_azure(document: Document, here: Surroundings) -> Leftovers:
 
 
 def find_on_gcp(document: Document, here: Surroundings) -> Leftovers:
-    """Find everything that `ray up` of this file has made on Google Cloud."""
+    """Return everything that is left of the resources that `ray up` of this file created on Google Cloud."""
     zone, name = document.get("provider", "availability_zone"), _cluster_name(document)
     if not isinstance(zone, str) or not isinstance(document.get("provider", "project_id"), str):
-        raise ConfigError("The file has no provider.project_id and availability_zone. Add those of the cluster.")
+        raise ConfigError("The file has no provider.project_id or availability_zone. Add the cluster's.")
     try:
         google = rest.google_account(document, here.environ)
     except NoCredentials as problem:
@@ -137,15 +137,15 @@ class _AwsSearch:
             about = f"{i['InstanceType']}, {_tags(i).get('ray-node-type', 'node')}"
             if i.get("InstanceLifecycle") == "spot":
                 about += ", spot: at most this"
-            if state == "stopped":  # its disks are listed beside it, and go only with the instance
+            if state == "stopped":  # its disks are listed separately, and are deleted with it
                 usd, about = None, f"{about}; its disks cost money"
             elif state in ("stopping", "shutting-down"):
-                usd, about = 0.0, f"{about}; is on its way out"
+                usd, about = 0.0, f"{about}, shutting down"
             remove = self._command(f"terminate-instances --instance-ids {i['InstanceId']}")
             yield LeftResource("instance", i["InstanceId"], state, usd, remove, about)
 
     def volumes(self) -> Iterator[LeftResource]:
-        """Find volumes of stopped instances, and unattached volumes with Ray's tag or with the config's tags."""
+        """Find volumes of stopped instances, and unattached volumes with Ray's tag or the file's tags."""
         stopped = sorted(
             d["Ebs"]["VolumeId"]
             for i in self._instances
@@ -180,14 +180,14 @@ class _AwsSearch:
         }
 
     def addresses(self) -> Iterator[LeftResource]:
-        """Find Elastic IPs of the cluster's instances, or with Ray's tag."""
+        """Find Elastic IPs that belong to the cluster's instances or have Ray's tag."""
         for a in filter(self._is_mine, self._aws.client("ec2").describe_addresses()["Addresses"]):
             name = a.get("AllocationId", a["PublicIp"])
             remove = self._command(f"release-address --allocation-id {name}")
             yield LeftResource("address", name, "allocated", ADDRESS_USD, remove, a["PublicIp"])
 
     def groups(self) -> Iterator[LeftResource]:
-        """Find security groups that Ray made: they cost nothing and serve the next `ray up`."""
+        """Find security groups that Ray created. They cost nothing, and the next `ray up` reuses them."""
         named = self._document.get("provider", "security_group", "GroupName")
         names = [f"ray-autoscaler-{self._name}", *([named] if isinstance(named, str) else [])]
         groups = {
@@ -201,7 +201,7 @@ class _AwsSearch:
             yield LeftResource("security group", name, "there", 0.0, remove, g["GroupName"])
 
     def spot_requests(self) -> Iterator[LeftResource]:
-        """Find spot requests; an open one starts an instance when there is capacity again."""
+        """Find spot requests. An open one starts an instance when there is capacity again."""
         mine = {i["InstanceId"] for i in self._instances}
         filters = [{"Name": "state", "Values": ["open", "active"]}]
         for r in self._all("describe_spot_instance_requests", "SpotInstanceRequests", filters):
@@ -220,7 +220,7 @@ class _AwsSearch:
             yield LeftResource("spot request", name, r["State"], usd, remove, note)
 
     def key_pairs(self) -> Iterator[LeftResource]:
-        """Find key pairs that Ray made in this region; all its clusters share them."""
+        """Find key pairs that Ray created in this region. All its clusters share them."""
         if self._document.get("auth", "ssh_private_key"):
             return
         for pair in self._aws.client("ec2").describe_key_pairs()["KeyPairs"]:
@@ -243,13 +243,13 @@ def _azure_resources(azure: AzureAccount, group: str, name: str, unique_id: str)
         every = azure.pages(f"/resourceGroups/{group}/resources", _RESOURCES)
     except RestError as problem:
         if problem.is_missing:
-            return  # the group is gone, and everything in it
+            return  # the group was deleted with everything in it
         raise
     mine = [r for r in every if _is_of(r, name, unique_id)]
     for r in mine:
         yield _azure_resource(azure, group, r)
     if mine and len(mine) == len(every):
-        remove, note = f"az group delete --name {group} --yes", "holds nothing else: this removes all of the above"
+        remove, note = f"az group delete --name {group} --yes", "contains nothing else: this removes all of the above"
         yield LeftResource("resource group", group, "there", 0.0, remove, note)
 
 
@@ -257,7 +257,7 @@ def _is_of(resource: dict[str, Any], name: str, unique_id: str) -> bool:
     tags = resource.get("tags") or {}
     if CLUSTER_TAG in tags:
         return bool(tags[CLUSTER_TAG] == name)
-    # Clusters `test` and `test-2` begin alike: after the name comes Ray's id, by default four digits of a hash.
+    # The cluster `test` must not match `test-2`: Ray's id follows the name, by default four digits of a hash.
     unique = re.escape(unique_id) or "[0-9a-f]{4}"
     pattern = rf"ray-{re.escape(name)}-((head|worker)-{unique}|{unique}-(msi|nsg|ra|subnet|vnet)$)"
     return re.match(pattern, str(resource.get("name", "")), re.IGNORECASE) is not None
@@ -290,7 +290,7 @@ def _azure_machine(azure: AzureAccount, group: str, name: str, remove: str) -> L
     usd, note = _usd("azure", {"azure_arm_parameters": {"vmSize": size}}), size
     if about.get("priority") == "Spot":
         note += ", spot: at most this"
-    if state == "deallocated":  # one that is stopped and not deallocated is paid for in full
+    if state == "deallocated":  # a stopped machine that is not deallocated costs the full price
         usd, note = None, f"{note}; its disks cost money"
     return LeftResource("instance", name, state, usd, remove, note)
 
@@ -311,7 +311,7 @@ def _google_instances(google: GoogleAccount, zone: str, name: str) -> Iterator[L
         note = f"{kind}, {i.get('labels', {}).get('ray-node-type', 'node')}"
         if i.get("scheduling", {}).get("provisioningModel") == "SPOT" or i.get("scheduling", {}).get("preemptible"):
             note += ", spot: at most this"
-        if state in ("TERMINATED", "STOPPED", "SUSPENDED"):  # all of them are stopped, and their disks stay
+        if state in ("TERMINATED", "STOPPED", "SUSPENDED"):  # it is stopped, but its disks stay
             usd = None
         if usd is None and state != "RUNNING":
             note += "; its disks cost money"
@@ -321,12 +321,12 @@ def _google_instances(google: GoogleAccount, zone: str, name: str) -> Iterator[L
 
 def _google_disks(google: GoogleAccount, zone: str, name: str) -> Iterator[LeftResource]:
     path = f"/projects/{google.project}/zones/{zone}/disks"
-    # Clusters `test` and `test-2` begin alike: after the name comes what Ray's names of instances have.
+    # The cluster `test` must not match `test-2`: match the complete pattern of Ray's instance names.
     names = re.compile(rf"ray-{re.escape(name)}-(head|worker)-[0-9a-f]{{8}}-(compute|tpu)")
     for d in google.api("compute").pages(path, "items"):
         is_mine = d.get("labels", {}).get(CLUSTER_TAG) == name or names.match(d["name"])
         if not is_mine or d.get("users"):
-            continue  # a disk in use goes with its instance
+            continue  # a disk in use is deleted with its instance
         kind, size = str(d.get("type", "")).rpartition("/")[2], float(d.get("sizeGb", 0))
         remove = f"gcloud compute disks delete {d['name']} {_where(google, zone)} --quiet"
         note = f"{size:g} GB {kind}, attached to nothing"

@@ -1,4 +1,4 @@
-"""Finds what is left of the cluster of a file: in its cloud, on its API server, or on existing hosts over SSH."""
+"""Finds the leftovers of a file's cluster: in its cloud, on its API server, or on existing hosts over SSH."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KUBE_KINDS = {
     "Secret": ("/api/v1", False),
     "ServiceAccount": ("/api/v1", False),
 }
-# Matches names, not command lines: an editor with raylet.log open is no raylet.
+# Matches the names of processes first, since an editor with raylet.log open is not a raylet.
 _SCRIPT = r"""
 ps -eo pid=,user=,comm=,args= | while read -r pid user name args; do
   case "$name" in
@@ -55,19 +55,19 @@ echo end=here
 
 
 def find(name: str, text: str, here: Surroundings, trust: bool = False) -> Leftovers:
-    """Find what is left of the cluster of a file.
+    """Return the leftovers of a file's cluster.
 
     Args:
-        name: of the file, for messages.
-        text: the file that `ray up` or `kubectl apply` was called with.
-        trust: run the command that the file names for this machine.
+        name: the file's name in messages.
+        text: the content of the file that `ray up` or `kubectl apply` was called with.
+        trust: allow the proxy command in the file to run on this machine.
 
     Raises:
         ConfigError: the file names no cluster, or there are no credentials or tools to search with.
     """
     documents, findings = parse(text)
     if not documents or any(f.code == "yaml-syntax" for f in findings):
-        raise ConfigError(f"{name} is not YAML of a cluster. `raytf check --offline {name}` shows what is wrong.")
+        raise ConfigError(f"{name} is not the YAML of a cluster. `raytf check --offline {name}` shows what is wrong.")
     manifests = [d for d in documents if kuberay.is_manifest(d)]
     if manifests:
         return find_on_kube(manifests, here)
@@ -79,7 +79,7 @@ def find(name: str, text: str, here: Surroundings, trust: bool = False) -> Lefto
         raise ConfigError(f"{name}: raytf cannot search provider {kind!r}. Expected one of aws, gcp, azure and local.")
     for f in placeholders(document):
         if f.path[0] in ("provider", "cluster_name", "auth"):
-            raise ConfigError(f"{name}: {text_of(f.path)} is not filled in. Write the value that `ray up` had.")
+            raise ConfigError(f"{name}: {text_of(f.path)} is not filled in. Write the value that `ray up` used.")
     try:
         return search(document, here)
     except RaytfError:
@@ -92,10 +92,10 @@ def find(name: str, text: str, here: Surroundings, trust: bool = False) -> Lefto
 
 
 def find_on_hosts(document: Document, here: Surroundings, trust: bool = False) -> Leftovers:
-    """Find processes of Ray on each host, of whatever cluster they are.
+    """Return the processes of Ray on each host, whichever cluster they belong to.
 
     Raises:
-        ConfigError: the file names no host, or a command that is not trusted, or there is no ssh.
+        ConfigError: the file names no host or a proxy command that is not trusted, or there is no ssh.
     """
     names = ssh_hosts.addresses(document)
     if not names:
@@ -114,14 +114,14 @@ def _processes(answer: ssh_hosts.ScriptOutput, login: str) -> Iterator[LeftResou
         if line.startswith("process="):
             pid, user, name = (*line.removeprefix("process=").split(None, 2), "", "", "")[:3]
             if not pid.isdecimal():
-                continue  # a user may copy the command into a shell
+                continue  # users copy the command into a shell, so accept only a number
             remove = f"ssh {login} '{'' if user == login.partition('@')[0] else 'sudo '}kill {pid}'"
             note = f"of {user}; all at once: ssh {login} 'ray stop --force'"
             yield LeftResource("process", f"{answer.host} {pid}", name, None, remove, note)
 
 
 def find_on_kube(documents: Sequence[Document], here: Surroundings) -> Leftovers:
-    """Find the objects that were applied, and what was made for them.
+    """Return the applied objects that still exist, and the objects that the operator created for them.
 
     Raises:
         ConfigError: there is no kubectl with a context.
@@ -130,8 +130,8 @@ def find_on_kube(documents: Sequence[Document], here: Surroundings) -> Leftovers
     context = kubectl.context() if kubectl else ""
     if kubectl is None or not context:
         raise ConfigError(
-            "There is no kubectl with a context. Install kubectl, and choose the context that the objects were applied "
-            "with by `kubectl config use-context`, or get it from your cloud (`aws eks update-kubeconfig`, "
+            "There is no kubectl with a context. Install kubectl, and choose the context in which the objects were "
+            "applied with `kubectl config use-context`, or get it from your cloud (`aws eks update-kubeconfig`, "
             "`gcloud container clusters get-credentials`, `az aks get-credentials`)."
         )
     default = kubectl.namespace()
@@ -159,11 +159,11 @@ def _object(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[Left
 
 
 def _volumes(kubectl: Kubectl, claims: set[tuple[str, str]]) -> Iterator[LeftResource]:
-    """Find volumes of reclaimPolicy Retain, which outlive their claim with what they cost."""
+    """Find volumes with reclaimPolicy Retain, which still cost money after their claim is deleted."""
     for volume in kubectl.get("/api/v1/persistentvolumes").get("items") or ():
         spec, name = volume.get("spec", {}), volume["metadata"]["name"]
         claim, state = spec.get("claimRef") or {}, volume.get("status", {}).get("phase", "?")
-        # A volume whose claim is still there is bound, and the claim is listed.
+        # A volume whose claim still exists is bound, and the claim is listed instead.
         if (claim.get("namespace"), claim.get("name")) in claims and state != "Bound":
             size, remove = spec.get("capacity", {}).get("storage", "?"), f"kubectl delete persistentvolume {name}"
             note = f"{size}; the cloud's disk or share stays: delete it there too"
@@ -173,7 +173,7 @@ def _volumes(kubectl: Kubectl, claims: set[tuple[str, str]]) -> Iterator[LeftRes
 def _descendants(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[LeftResource]:
     clusters = {name} if kind == "RayCluster" else set[str]()
     if kind != "RayCluster":
-        # The operator makes a cluster of its own for a job and labels it.
+        # The operator creates a separate cluster for a job and labels it.
         label = f"ray.io/originated-from-cr-name={name}"
         for cluster in _list(kubectl, "/apis/ray.io/v1", space, "rayclusters", label):
             clusters.add(cluster["metadata"]["name"])
@@ -190,7 +190,7 @@ def _descendants(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator
             yield _left("volume claim", "persistentvolumeclaim", claim, space, state, note=size)
         for service in _list(kubectl, "/api/v1", space, "services", label):
             service_type = service.get("spec", {}).get("type", "ClusterIP")
-            usd = None if service_type == "LoadBalancer" else 0.0  # a machine of the cloud
+            usd = None if service_type == "LoadBalancer" else 0.0  # the cloud bills load balancers
             yield _left("service", "service", service, space, service_type, usd)
 
 

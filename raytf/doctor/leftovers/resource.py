@@ -1,4 +1,4 @@
-"""A resource that is left of a cluster, its cost, and the command that removes it."""
+"""The leftover resources of a cluster, with their cost and the commands that remove them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from raytf.errors import one_line
 
-#: Tag or label of each instance that Ray has made: the name of its cluster.
+#: Tag or label of each instance that Ray created. Its value is the cluster's name.
 CLUSTER_TAG = "ray-cluster-name"
-#: Hours of a month, as the clouds reckon.
+#: Hours per month, as the clouds count them.
 HOURS = 730
-#: US dollars a GB and month of disks, of the month of machines.PRICES_OF, in the regions of that table.
+#: Kind of disk -> US dollars per GB and month, as of machines.PRICES_OF, in the regions of that table.
 DISK_USD = {
     "gp2": 0.10,
     "gp3": 0.08,
@@ -28,18 +28,18 @@ DISK_USD = {
     "StandardSSD_LRS": 0.075,
     "Premium_LRS": 0.154,
 }
-#: US dollars an hour of a public address.
+#: US dollars per hour for a public address.
 ADDRESS_USD = 0.005
 
 
 @dataclass(frozen=True)
 class LeftResource:
-    """A resource that is still there.
+    """A resource that still exists.
 
     Attributes:
-        kind: such as `instance`.
-        state: in the cloud's own words.
-        usd: US dollars an hour; None if the price is not known; 0 for what costs nothing.
+        kind: its kind, such as `instance`.
+        state: its state, as the cloud names it.
+        usd: its price in US dollars per hour, 0 if it costs nothing, or None if the price is unknown.
         remove: the command that removes it.
     """
 
@@ -52,16 +52,16 @@ class LeftResource:
 
     @property
     def is_free(self) -> bool:
-        """Return whether it costs nothing: it may stay for the next `ray up`."""
+        """Return whether the resource costs nothing, so that it may stay for the next `ray up`."""
         return self.usd == 0
 
 
 @dataclass
 class Leftovers:
-    """All that is left of a cluster.
+    """All leftovers of a cluster.
 
     Attributes:
-        unseen: what could not be inspected, and why. If there is any, nothing is proven.
+        unseen: the searches that failed, and why. If there are any, more resources may be left.
         place: the cloud, API server or hosts that were searched.
     """
 
@@ -71,16 +71,16 @@ class Leftovers:
 
     @property
     def costly(self) -> list[LeftResource]:
-        """Return what costs money, or may."""
+        """Return the resources that cost, or may cost, money."""
         return [resource for resource in self.resources if not resource.is_free]
 
 
-#: A query: its subject, and what finds resources.
+#: A query: its subject, and the function that finds resources.
 Query = tuple[str, Callable[[], Iterable[LeftResource]]]
 
 
 def gather(place: str, queries: Sequence[Query], explain: Callable[[Exception], str] = one_line) -> Leftovers:
-    """Run one query after the other. A query that fails does not keep the others from being run."""
+    """Return the results of all queries, which run one after the other. After a failed query, the others still run."""
     left = Leftovers(place=place)
     for what, ask in queries:
         try:
@@ -91,6 +91,6 @@ def gather(place: str, queries: Sequence[Query], explain: Callable[[Exception], 
 
 
 def disk_usd(kind: str, gib: float) -> float | None:
-    """Return the US dollars an hour of a disk."""
+    """Return the price of a disk in US dollars per hour, or None if it is unknown."""
     price = DISK_USD.get(kind)
     return None if price is None else round(price * gib / HOURS, 5)

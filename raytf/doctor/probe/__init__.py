@@ -1,1 +1,1 @@
-"""The online part of `raytf check`: asks the cloud's own API about a cluster YAML, read-only and within seconds."""
+"""The online part of `raytf check`: checks a file against its cloud, API server or hosts, within seconds."""

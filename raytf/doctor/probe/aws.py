@@ -1,7 +1,7 @@
-"""Checks a cluster against AWS: credentials, key pairs and rights, and the queries of the other AWS modules, at once.
+"""Checks a cluster against AWS: credentials, key pairs and rights, and runs the queries of the other AWS modules.
 
-Rights are judged by IAM's simulator, which reads the policies of a user or role. It does not read the bucket's own
-policy, nor those of an organisation in all cases: what it allows may still be refused, and what it denies is denied.
+IAM's simulator evaluates rights from the policies of a user or role. It does not read the bucket's own policy, and not
+all policies of an organization. An action that it allows may still be refused; one that it denies is always refused.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from raytf.errors import one_line
 
 _UNSEEN = "the image, the key pair, the network, quotas, spot offers, rights and the bucket"
 _LOGIN = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE"
-#: Subject of a query -> the service whose right it needs, where that is not EC2.
+#: Subject of a query -> the service whose right it needs, if that is not EC2.
 _SERVICES = {"quotas": "servicequotas", "rights": "iam", "bucket": "s3"}
-#: Name of an operation -> its service, whichever query calls it.
+#: Name of an operation -> its service, regardless of the query that calls it.
 _OPERATIONS = {"GetParameter": "ssm", "GetRole": "iam", "GetCallerIdentity": "sts"}
-#: An id of nothing: the simulator compares texts, and a policy for `volume/*` lets this one through.
+#: An id that no resource has. The simulator only compares strings, so a policy for `volume/*` matches it.
 _ANY = "00000000000000000"
 _CALLER_SEES = ("DescribeInstances", "DescribeInstanceTypes", "DescribeSubnets", "DescribeSecurityGroups")
 #: Denied actions, each with the resource.
@@ -47,7 +47,7 @@ _Lacks = list[tuple[str, str]]
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
-    """Ask AWS everything that concerns a cluster, and the storage of a job."""
+    """Check a cluster, and the storage of a job, against AWS."""
     seen = ProbeResults()
     region = document.get("provider", "region")
     if not isinstance(region, str):
@@ -86,7 +86,7 @@ def _explain(query: Query, problem: Exception) -> ConfigFinding:
         service = "iam" if is_iam else _OPERATIONS.get(operation) or _SERVICES.get(query.what, "ec2")
         return no_right(query.what, right(problem, service))
     if kind is AwsTrouble.REFUSED:
-        return refused("AWS", problem, f"{_LOGIN}; temporary keys end after hours.")
+        return refused("AWS", problem, f"{_LOGIN}; temporary keys expire after hours.")
     return no_answer(query.what, f"{type(problem).__name__}: {one_line(problem, 160)}")
 
 
@@ -95,7 +95,7 @@ def _spot_role(aws: AwsAccount, types: list[NodeType]) -> Iterator[ConfigFinding
     if spot and aws.find("iam", "get_role", RoleName="AWSServiceRoleForEC2Spot") is None:
         path = (*spot[0].path, "node_config", "InstanceMarketOptions")
         what = "the account has no role AWSServiceRoleForEC2Spot"
-        why = "The first spot request makes it, for which the head needs a right; else no spot node ever starts."
+        why = "The first spot request creates it. If the head lacks the right to do so, no spot node ever starts."
         fix = "Run `aws iam create-service-linked-role --aws-service-name spot.amazonaws.com` once."
         yield warning("spot-role-missing", path, what, why, fix)
 
@@ -103,10 +103,10 @@ def _spot_role(aws: AwsAccount, types: list[NodeType]) -> Iterator[ConfigFinding
 def check_key_pair(
     aws: AwsAccount, document: Document, types: Sequence[NodeType], here: Surroundings
 ) -> Iterator[ConfigFinding]:
-    """Find key pairs that EC2 does not have, and files that are the key of another one."""
+    """Find key pairs that EC2 does not have, and key files that belong to another key pair."""
     private = document.get("auth", "ssh_private_key")
     if not isinstance(private, str):
-        return  # Ray then makes a pair of its own and takes care that both halves are there
+        return  # Ray then creates its own pair and makes sure that both halves exist
     own = tool_output(
         ["ssh-keygen", "-y", "-P", "", "-f", str(here.local(private))], here.environ
     )  # empty for a passphrase
@@ -127,17 +127,17 @@ def check_key_pair(
         theirs = str(pair.get("PublicKey", "")).split()[:2]
         if own and theirs and own.split()[:2] != theirs:
             what = f"{private} is not the key of key pair {name!r}"
-            why = "The node comes up and costs money, nobody can log in, and `ray up` waits until it gives up."
+            why = "The node starts and costs money, but nobody can log in, and `ray up` waits until it gives up."
             fix = "Name the key pair of this file, or set ssh_private_key to the file of this key pair."
             yield error("key-pair-differs", path, what, why, fix)
 
 
 @dataclass(frozen=True)
 class _Principal:
-    """A user or role, and what IAM's simulator says of its rights in a cluster.
+    """A user or role, whose rights in a cluster IAM's simulator evaluates.
 
     Attributes:
-        arn: its ARN, which has the partition too.
+        arn: its ARN, which includes the partition.
         account: the number of the account.
     """
 
@@ -175,7 +175,7 @@ class _Principal:
         return list(dict.fromkeys(denied))
 
     def lacks_to_start(self, types: Sequence[NodeType]) -> _Lacks:
-        """Return what is denied of starting, marking and terminating nodes."""
+        """Return the denied actions of those that start, tag and terminate nodes."""
         cluster = str(self.document.get("cluster_name", default="default"))
         instance = self.ec2(f"instance/i-{_ANY}")
         beside = [self.arn_of("ec2", f":image/ami-{_ANY}"), *map(self.ec2, _beside(types))]
@@ -196,7 +196,7 @@ class _Principal:
         return self.lacks(["iam:PassRole"], roles, {"iam:PassedToService": "ec2.amazonaws.com"})
 
     def lacks_to_make(self, types: Sequence[NodeType]) -> _Lacks:
-        """Return what is denied of that which `ray up` makes if the config does not name it."""
+        """Return the denied actions of those with which `ray up` creates resources that the file does not name."""
         wanted = []
         if not self.document.get("auth", "ssh_private_key"):
             wanted.append(("ec2:CreateKeyPair", [f"key-pair/ray-autoscaler_{self.aws.region}"]))
@@ -219,9 +219,9 @@ def _check_rights(
     """Find instance profiles that do not exist, and rights that the caller, the head or the workers lack.
 
     Args:
-        who: the caller, as STS names it.
-        need: the needs of a job, for its bucket.
-        notes: filled in: which role has which policies.
+        who: the caller, as reported by STS.
+        need: the needs of a job, which name its bucket.
+        notes: receives the policies of each role.
     """
     roles: dict[str, dict[str, Any]] = {}
     for t in types:
@@ -254,7 +254,7 @@ def _check_rights(
             *principal.lacks_to_pass(others),
         ]
         path = (*head.path, "node_config", "IamInstanceProfile")
-        why = "The head starts no worker, and only its monitor.log shows it."
+        why = "The head starts no worker, and only its monitor.log shows why."
         yield from _missing("the head", head_role["RoleName"], lacks, path, why)
     place = bucket_parts(need.storage) if need is not None else None
     if place is not None and place[0] == "s3":
@@ -293,13 +293,13 @@ def _role(aws: AwsAccount, name: str, path: Path) -> Generator[ConfigFinding, No
     profile = aws.find("iam", "get_instance_profile", InstanceProfileName=name)
     if profile is None:
         what = f"there is no instance profile {name!r} in this account"
-        fix = "Create it as docs/clusters/aws.md says: create-instance-profile and add-role-to-instance-profile."
+        fix = "Create it as in docs/clusters/aws.md: create-instance-profile and add-role-to-instance-profile."
         yield refuses_nodes("EC2", "instance-profile-missing", path, what, fix)
         return None
     roles: list[dict[str, Any]] = profile["InstanceProfile"]["Roles"]
     if not roles:
         what = f"instance profile {name!r} has no role"
-        why = "Nodes come up without any right: the head starts no worker, workers cannot write to the bucket."
+        why = "Nodes start without rights: the head starts no worker, and workers cannot write to the bucket."
         fix = f"Run `aws iam add-role-to-instance-profile --instance-profile-name {name} --role-name ROLE`."
         yield error("instance-profile-empty", path, what, why, fix)
         return None
@@ -317,7 +317,7 @@ def _policies(aws: AwsAccount, role: str) -> str:
 
 
 def _caller(aws: AwsAccount, arn: str) -> str | None:
-    """Return a caller's user or role; None for the account itself, which may do all, and for guests."""
+    """Return a caller's user or role, or None for the account itself, which has all rights, and federated users."""
     kind, _, rest = arn.split(":", 5)[5].partition("/")
     if kind == "assumed-role":
         return str(aws.client("iam").get_role(RoleName=rest.partition("/")[0])["Role"]["Arn"])
@@ -325,7 +325,7 @@ def _caller(aws: AwsAccount, arn: str) -> str | None:
 
 
 def _beside(types: Sequence[NodeType]) -> list[str]:
-    """Return what starting a node touches besides the instance and its image, by the names that the file has."""
+    """Return the resources, besides the instance and its image, that starting a node needs, by their names."""
     named = [f"subnet/{i}" for t in types for i in aws_network.subnet_ids(t) or [f"subnet-{_ANY}"]]
     named += [f"security-group/{i}" for t in types for i in aws_network.group_ids(t) or [f"sg-{_ANY}"]]
     named += [f"network-interface/eni-{_ANY}", f"volume/vol-{_ANY}"]
@@ -335,7 +335,7 @@ def _beside(types: Sequence[NodeType]) -> list[str]:
 
 
 def _missing(people: str, name: str, lacks: _Lacks, path: Path, why: str) -> Iterator[ConfigFinding]:
-    fix = "Add the right; cluster-configs/iam/ has policies that suffice, if the cluster's name is raytf-*."
+    fix = "Add the right; the policies in cluster-configs/iam/ suffice if the cluster's name is raytf-*."
     for action in dict.fromkeys(action for action, _ in lacks):
         where = listed([resource for lacking, resource in lacks if lacking == action], 3)
         what = f"{people} ({name}) may not {action} on {where}"

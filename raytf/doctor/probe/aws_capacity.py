@@ -18,7 +18,7 @@ from raytf.doctor.finding import ConfigFinding, Path, error, listed, refuses_nod
 from raytf.doctor.node_types import NodeType, too_many_gpus
 from raytf.doctor.probe.queries import lacks_driver, no_driver, over_quota, small_disk, wrong_architecture
 
-#: First letters of an instance type -> quota on demand, quota of spot, and its name in the console.
+#: First letters of an instance type -> on-demand quota, spot quota, and their name in the console.
 _QUOTAS = {
     "g": ("L-DB2E81BA", "L-3819A6DF", "G and VT"),
     "vt": ("L-DB2E81BA", "L-3819A6DF", "G and VT"),
@@ -33,7 +33,7 @@ _QUOTAS = {
 _STANDARD = ("L-1216C47A", "L-34B43A08", "Standard (A, C, D, H, I, M, R, T, Z)")
 _IS_STANDARD = set("acdhimrtz")
 _PARAMETER = "resolve:ssm:"
-#: Words of an image's name that stand for a driver too old for the CUDA of TensorFlow 2.21.
+#: Words in an image's name that imply that its driver is too old for the CUDA of TensorFlow 2.21.
 _OLD = re.compile(r"ubuntu[ /-]*1[68]\.?04|bionic|xenial|cuda[ -]?(9|10|11)(\.|\b)", re.IGNORECASE)
 
 
@@ -57,27 +57,27 @@ def offers(
         missing = [zone for zone in wanted if zone not in there]
         if not there or (wanted and len(missing) == len(wanted)):
             what = f"{name} is not offered in {listed(wanted) or aws.region}"
-            zones = f"Take zones that have it ({listed(sorted(there))}), or another type."
-            fix = zones if there else "Take another type or region."
+            zones = f"Use zones that have it ({listed(sorted(there))}), or another type."
+            fix = zones if there else "Use another type or region."
             yield refuses_nodes("EC2", "instance-type-not-offered", path, what, fix)
         elif missing:
             what = f"{name} is not offered in {listed(missing)}"
-            why = "Ray tries these zones too, and each time waits for a refusal."
+            why = "Ray tries these zones too, and waits each time until EC2 refuses."
             fix = f"Delete them; {listed(sorted(there))} have it."
             yield warning("instance-type-not-offered", path, what, why, fix)
         kind = machines.all().get(str(name), {}) if t.machine is None else {}
         has = sum(gpu["Count"] for gpu in kind.get("GpuInfo", {}).get("Gpus", []))
         if kind and t.resources.get("GPU", 0) > has:
-            yield too_many_gpus(t, str(name), has, f"Write GPU: {has}, or take another type.")
+            yield too_many_gpus(t, str(name), has, f"Write GPU: {has}, or use another type.")
 
 
 def spot(
     aws: AwsAccount, document: Document, types: Sequence[NodeType], prices: dict[str, float]
 ) -> Iterator[ConfigFinding]:
-    """Find spot types that AWS does not sell, and the price now of those that it sells.
+    """Find spot types that AWS does not sell, or sells only above the MaxPrice.
 
     Args:
-        prices: filled in: node type -> US dollars an hour, in the cheapest of its zones.
+        prices: receives, by node type, the current spot price in its cheapest zone, in US dollars per hour.
     """
     wanted = fallback.zones_of(document.mapping("provider"))
     for t in types:
@@ -94,15 +94,15 @@ def spot(
         if not here:
             what = f"{t.config['InstanceType']} is not sold as spot in {listed(wanted) or aws.region}"
             zones = f" ({listed(by_zone)} have it)" if by_zone else ""
-            fix = f"Take another type or zone{zones}, or delete MarketType."
+            fix = f"Use another type or zone{zones}, or delete MarketType."
             yield refuses_nodes("EC2", "spot-not-offered", path, what, fix)
             continue
         price = min(here.values())
-        prices.setdefault(t.name, price)  # of several choices, that of the first
+        prices.setdefault(t.name, price)  # the first choice's price
         options = t.config.get("InstanceMarketOptions", {}).get("SpotOptions")
         most = options.get("MaxPrice") if isinstance(options, dict) else None
         if isinstance(most, str) and re.fullmatch(r"\d+(\.\d+)?", most) and float(most) < price:
-            what = f"MaxPrice {most} is below what spot costs now: {price:.4f}"
+            what = f"MaxPrice {most} is below the current spot price: {price:.4f}"
             why = "No node of this type starts until the price falls."
             fix = "Delete MaxPrice: a spot node never costs more than on demand."
             yield error("max-price", (*path, "SpotOptions", "MaxPrice"), what, why, fix)
@@ -111,7 +111,7 @@ def spot(
 def quotas(
     aws: AwsAccount, document: Document, types: Sequence[NodeType], machines: Machines
 ) -> Iterator[ConfigFinding]:
-    """Find quotas that have no room for a node, or not for all of them."""
+    """Find quotas that are too small for one node, or for all nodes."""
     groups: dict[tuple[str, str], list[tuple[NodeType, float]]] = defaultdict(list)
     for t in types:
         quota, cpus = quota_of(str(t.config.get("InstanceType", "")), t.market), machines.cpus(t)
@@ -136,7 +136,7 @@ def _ask_for(region: str, code: str, most: float) -> str:
 
 
 def quota_of(instance_type: str, market: str) -> tuple[str, str] | None:
-    """Return the code and name of the quota that a node counts on, if it is known."""
+    """Return the code and name of the quota that a node counts against, if known."""
     family = re.match(r"([a-z]+)(\d*)", instance_type)
     if not family:
         return None
@@ -154,14 +154,14 @@ def quota_of(instance_type: str, market: str) -> tuple[str, str] | None:
 
 def _quota(aws: AwsAccount, code: str) -> float:
     query = {"ServiceCode": "ec2", "QuotaCode": code}
-    # An account that never asked for more has no quota of its own, but AWS's.
+    # An account that never requested an increase has only AWS's default quota.
     answer = aws.find("service-quotas", "get_service_quota", **query)
     answer = answer or aws.client("service-quotas").get_aws_default_service_quota(**query)
     return float(answer["Quota"]["Value"])
 
 
 class Machines:
-    """EC2's descriptions of the instance types of a cluster, which are read once, when first needed."""
+    """EC2's descriptions of a cluster's instance types, which are read once, when first needed."""
 
     def __init__(self, aws: AwsAccount, types: Sequence[NodeType]):
         self._aws = aws
@@ -173,7 +173,7 @@ class Machines:
         """Return the description of each instance type that the region has."""
         with self._lock:
             if self._known is None:
-                # By a filter: one unknown name would make InstanceTypes fail for all.
+                # With InstanceTypes instead of a filter, one unknown name would make the whole call fail.
                 filters = [{"Name": "instance-type", "Values": self.names}]
                 kinds = self._aws.pages("describe_instance_types", "InstanceTypes", Filters=filters)
                 self._known = {kind["InstanceType"]: kind for kind in kinds}
@@ -184,7 +184,7 @@ class Machines:
         return self.all().get(str(t.config.get("InstanceType")), {})
 
     def cpus(self, t: NodeType) -> int | None:
-        """Return the vCPUs of a node type, which quotas count."""
+        """Return the vCPUs of a node type's machine, which quotas count, or None if they are unknown."""
         if t.machine is not None:
             return t.machine.cpus
         kind = self.of(t)
@@ -223,9 +223,9 @@ def _image(aws: AwsAccount, name: str) -> dict[str, Any] | None:
 def _missing(name: str, path: Path, region: str) -> ConfigFinding:
     if name.startswith(_PARAMETER):
         what = f"the parameter {name.removeprefix(_PARAMETER)} leads to no image in {region}"
-        fix = "List them by `aws ssm get-parameters-by-path --path /aws/service/deeplearning --recursive`."
+        fix = "List them with `aws ssm get-parameters-by-path --path /aws/service/deeplearning --recursive`."
     else:
-        what = f"image {name} is not in {region}, or not for this account"
+        what = f"image {name} is not in {region}, or this account cannot use it"
         fix = "Look up the image's id in that region, since ids differ, or write resolve:ssm:PARAMETER."
     return refuses_nodes("EC2", "image-missing", path, what, fix)
 
@@ -246,7 +246,7 @@ def _fits(t: NodeType, path: Path, image: dict[str, Any], machines: Machines) ->
             yield from small_disk((*where, i, "Ebs", "VolumeSize"), ebs.get("VolumeSize"), least, "GiB", name, "EC2")
     names = [d.get("DeviceName") for d in mappings]
     if root and names and root not in names and {"/dev/sda1", "/dev/xvda"} & set(names):
-        what = f"the disk is {names[0]}, and the root of image {name} is {root}"
+        what = f"the disk is {names[0]}, but the root of image {name} is {root}"
         why = f"The node gets a second disk that nothing mounts, and a root of {least or '?'} GiB, which fills up."
         yield error("image-root-device", (*where, 0, "DeviceName"), what, why, f"Write DeviceName: {root}.")
 
@@ -259,9 +259,9 @@ def _driver(
         return
     text, name = f"{image.get('Name', '')} {image.get('Description', '')}", image.get("Name") or image["ImageId"]
     if lacks_driver(document, t, text):
-        yield no_driver(path, name, f"Take {GOOD_IMAGE}")
+        yield no_driver(path, name, f"Use {GOOD_IMAGE}")
     elif _OLD.search(text) and lacks_driver(document, t, ""):
         what = f"image {name} is older than CUDA 12"
-        why = "TensorFlow 2.21 needs CUDA 12.5 and a driver of 525 or newer, else it finds no GPU."
-        fix = "Take an image of Ubuntu 22.04 or newer with NVIDIA's driver."
+        why = "TensorFlow 2.21 needs CUDA 12.5 and driver 525 or newer; otherwise it finds no GPU."
+        fix = "Use an image with Ubuntu 22.04 or newer and NVIDIA's driver."
         yield warning("image-old-driver", path, what, why, fix)

@@ -1,4 +1,4 @@
-"""Subnets, routes and security groups of AWS, as Ray picks them."""
+"""Checks the AWS subnets, routes and security groups that Ray will use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORLD = ("0.0.0.0/0", "::/0")
 
 
 def check(aws: AwsAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
-    """Find networks in which a node does not come up, cannot be reached, or can be reached by everybody."""
+    """Find networks in which a node does not start, cannot be reached, or is open to everyone."""
     inside = document.get("provider", "use_internal_ips") is True
     groups = yield from _named_groups(aws, types)
     subnets = list(aws.pages("describe_subnets", "Subnets"))
@@ -26,7 +26,7 @@ def check(aws: AwsAccount, document: Document, types: Sequence[NodeType]) -> Ite
     routed: set[str] = set()
     for t in types:
         if "LaunchTemplate" in t.config and subnet_ids(t) is None:
-            continue  # it may name a network, which Ray then takes
+            continue  # the template may name a network, which Ray then uses
         usable = yield from _subnets(document, t, subnets, vpc, inside)
         vpcs |= {s["VpcId"] for s in usable}
         for subnet in usable:
@@ -42,7 +42,7 @@ def check(aws: AwsAccount, document: Document, types: Sequence[NodeType]) -> Ite
 
 
 def group_ids(t: NodeType) -> list[str]:
-    """Return the security groups that a type names, its network interfaces included."""
+    """Return the security groups that a type names, including those of its network interfaces."""
     inner = [i for interface in _interfaces(t) for i in _list(interface.get("Groups"))]
     return list(dict.fromkeys(map(str, [*_list(t.config.get("SecurityGroupIds")), *inner])))
 
@@ -67,7 +67,7 @@ def _key(t: NodeType, key: str) -> Path:
 
 
 def _entry(path: Path, i: int) -> Path:
-    """Return the path of an entry in the list at a path, unless the entries are in network interfaces."""
+    """Return the path of an entry in the list at a path, or the path itself for network interfaces."""
     return path if path[-1] == "NetworkInterfaces" else (*path, i)
 
 
@@ -85,7 +85,7 @@ def _named_groups(
                 (groups[name],) = answer["SecurityGroups"]
                 continue
             what = f"there is no security group {name} in {aws.region}"
-            fix = "Write the id of one that exists, or delete SecurityGroupIds, and Ray makes one."
+            fix = "Write the id of one that exists, or delete SecurityGroupIds to let Ray create one."
             yield stops_ray_up("security-group-missing", _entry(path, i), what, fix)
     return groups
 
@@ -93,7 +93,7 @@ def _named_groups(
 def _subnets(
     document: Document, t: NodeType, subnets: Sequence[dict[str, Any]], vpc: str | None, inside: bool
 ) -> Generator[ConfigFinding, None, list[dict[str, Any]]]:
-    """Yield findings, and return the subnets that Ray takes."""
+    """Yield findings, and return the subnets that Ray uses."""
     wanted, path = subnet_ids(t), _key(t, "SubnetIds")
     there = {s["SubnetId"]: s for s in subnets}
     places = fallback.zones_of(document.mapping("provider"))
@@ -104,7 +104,7 @@ def _subnets(
     for i, name in enumerate(wanted):
         if name not in there:
             what = f"there is no subnet {name} in this account and region"
-            fix = "Write one that exists, or delete SubnetIds, and Ray picks some."
+            fix = "Write one that exists, or delete SubnetIds to let Ray pick some."
             yield stops_ray_up("subnet-missing", _entry(path, i), what, fix, "an assertion")
     usable = []
     pool = [there[s] for s in wanted if s in there]
@@ -113,15 +113,15 @@ def _subnets(
         if not why:
             usable.append(s)
             continue
-        what = f"subnet {s['SubnetId']} {why}, and Ray takes all subnets of the list or none"
+        what = f"subnet {s['SubnetId']} {why}, and Ray uses all subnets of the list or none"
         vpn = "; with a VPN, set provider.use_internal_ips: true" if "public" in why else ""
         where = _entry(path, wanted.index(s["SubnetId"]))
-        yield stops_ray_up("subnet-unusable", where, what, f"Delete it from the list, or correct that{vpn}.")
+        yield stops_ray_up("subnet-unusable", where, what, f"Delete it from the list, or correct it{vpn}.")
     return usable
 
 
 def _unusable(subnet: dict[str, Any], inside: bool, places: Sequence[str], vpc: str | None, first: str | None) -> str:
-    """Return why Ray does not take a subnet; empty if it does.
+    """Return why Ray cannot use a subnet, or an empty string if it can.
 
     Args:
         inside: whether nodes need no public address.
@@ -130,35 +130,35 @@ def _unusable(subnet: dict[str, Any], inside: bool, places: Sequence[str], vpc: 
         first: the network of the first subnet in the list.
     """
     if not inside and not subnet.get("MapPublicIpOnLaunch"):
-        return "gives its nodes no public address (MapPublicIpOnLaunch)"
+        return "assigns no public address to its nodes (MapPublicIpOnLaunch)"
     if places and subnet["AvailabilityZone"] not in places:
         return f"is in {subnet['AvailabilityZone']}, which is not in provider.availability_zone"
     if vpc is not None and subnet["VpcId"] != vpc:
-        return f"is in {subnet['VpcId']}, and the security group in {vpc}"
+        return f"is in {subnet['VpcId']}, but the security group is in {vpc}"
     if first is not None and subnet["VpcId"] != first:
-        return f"is in {subnet['VpcId']}, and another one of the list in {first}"
+        return f"is in {subnet['VpcId']}, but the first one of the list is in {first}"
     return ""
 
 
 def _none_or_few(
     t: NodeType, usable: Sequence[dict[str, Any]], places: Sequence[str], inside: bool
 ) -> Iterator[ConfigFinding]:
-    """Find a region or zones in which Ray has no subnet to pick."""
+    """Find a region or zones in which Ray has no subnet that it can use."""
     path = ("provider", "availability_zone") if places else ("provider", "region")
     empty = [zone for zone in places if zone not in {s["AvailabilityZone"] for s in usable}]
     command = f"aws ec2 create-default-subnet --availability-zone {empty[0] if usable and empty else 'ZONE'}"
     if not usable:
-        kind = "subnet" if inside else "subnet that gives public addresses"
+        kind = "subnet" if inside else "subnet that assigns public addresses"
         what = f"there is no {kind} in {listed(places) or 'this region'}"
         fix = f"Run `{command}`, or add SubnetIds; with a VPN, set provider.use_internal_ips: true."
         yield stops_ray_up("no-subnet", path, what, fix, "`No usable subnets found`")
     elif t.is_head and empty:
-        what, why = f"{listed(empty)} has no subnet that Ray can use", "Ray never asks for the zone's capacity."
+        what, why = f"{listed(empty)} has no subnet that Ray can use", "Ray never uses the zone's capacity."
         yield warning("no-subnet", path, what, why, f"Run `{command}`, or delete the zone.")
 
 
 def _of_one_network(subnets: Sequence[dict[str, Any]], places: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the subnets that Ray takes: all in the network of the first, in the order of the zones."""
+    """Return the subnets that Ray uses: those in the network of the first one, in the order of the zones."""
     ordered = sorted(subnets, key=lambda s: str(s["AvailabilityZone"]), reverse=True)
     if places:
         ordered.sort(key=lambda s: places.index(s["AvailabilityZone"]))
@@ -181,15 +181,15 @@ def _route(
     path: Path = ("provider", "region") if subnet_ids(t) is None else _key(t, "SubnetIds")
     way = "to a NAT gateway" if inside else "to an internet gateway"
     what = f"subnet {subnet['SubnetId']} has no route {way} for 0.0.0.0/0"
-    why = "The set-up cannot fetch anything there, and SSH from here does not get in: `ray up` waits until it gives up."
+    why = "The setup cannot download anything, and SSH cannot connect from here: `ray up` waits until it gives up."
     if inside:
-        why = "The set-up cannot fetch anything there (pip hangs)."
-    fix = f"Add a default route {way} to its route table, or take another subnet."
+        why = "The setup cannot download anything there (pip hangs)."
+    fix = f"Add a default route {way} to its route table, or use another subnet."
     yield error("no-internet-route", path, what, why, fix)
 
 
 def _ports(rule: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the lowest and highest TCP port of a rule, or None if it is not about TCP."""
+    """Return the lowest and highest TCP port of a rule, or None if the rule is not for TCP."""
     if rule.get("IpProtocol") == "-1":
         return 0, 65535
     if rule.get("IpProtocol") not in ("tcp", "6"):
@@ -198,7 +198,7 @@ def _ports(rule: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _sources(rule: dict[str, Any]) -> list[str]:
-    """Return all addresses that a rule lets in."""
+    """Return all addresses that a rule allows."""
     ranges = [r["CidrIp"] for r in rule.get("IpRanges", ())] + [r["CidrIpv6"] for r in rule.get("Ipv6Ranges", ())]
     return ranges + [p["PrefixListId"] for p in rule.get("PrefixListIds", ())]
 
@@ -213,11 +213,11 @@ def _group_rules(groups: Sequence[dict[str, Any]], path: Path) -> Iterator[Confi
         name = f"{group['GroupId']} ({group.get('GroupName', '')})"
         among = f", among them {listed(behind)}" if behind else ""
         what = f"security group {name} opens ports {ports[0]}-{ports[1]} to {world[0]}{among}"
-        fix = "Revoke the rule, or use your own address with /32; `ray dashboard CLUSTER.yaml` makes a tunnel."
+        fix = "Revoke the rule, or use your own address with /32; `ray dashboard CLUSTER.yaml` opens a tunnel."
         yield open_to_world(path, what, fix)
     if groups and not any(_sources(rule) for _, rule in rules if _has(rule, 22)):
         names = listed(g["GroupId"] for g in groups)
-        what = f"security group {names} lets SSH (port 22) in from no address"
+        what = f"security group {names} allows SSH (port 22) from no address"
         yield ssh_closed(path, what, "Add a rule for TCP port 22 from your address.")
 
 
@@ -227,18 +227,18 @@ def _has(rule: dict[str, Any], port: int) -> bool:
 
 
 def _between(types: Sequence[NodeType], groups: dict[str, dict[str, Any]]) -> Iterator[ConfigFinding]:
-    """Check that workers and head reach each other; Ray adds no rule to groups that the config names."""
+    """Check that the workers and the head can reach each other: Ray adds no rule to groups that the file names."""
     head = next((t for t in types if t.is_head and group_ids(t)), None)
     for t in types:
         if t.is_head or head is None or not group_ids(t):
             continue
         for origin, target in ((t, head), (head, t)):
             if not all(i in groups for i in group_ids(target)):
-                continue  # a missing one has a finding already
+                continue  # a missing group already has a finding
             rules = [rule for i in group_ids(target) for rule in groups[i].get("IpPermissions", ()) if _has(rule, 6379)]
             pairs = {p.get("GroupId") for rule in rules for p in rule.get("UserIdGroupPairs", ())}
             if not pairs & set(group_ids(origin)) and not any(map(_sources, rules)):
-                what = f"the groups of {target.name!r} let nodes of {origin.name!r} in on no port of Ray"
+                what = f"the groups of {target.name!r} open no port of Ray to nodes of {origin.name!r}"
                 why = "Ray adds no rule to groups that the file names: nodes start and cost money, but never join."
                 fix = "Add a rule for all traffic from the group itself (and from the other one, if they differ)."
                 yield error("nodes-cut-off", _key(target, "SecurityGroupIds"), what, why, fix)
@@ -246,7 +246,7 @@ def _between(types: Sequence[NodeType], groups: dict[str, dict[str, Any]]) -> It
 
 
 def _rays_group(aws: AwsAccount, document: Document, vpcs: set[str]) -> Iterator[ConfigFinding]:
-    """Check a group of the name that Ray looks for, to which Ray adds rules only if it has none."""
+    """Check the existing group that Ray reuses by name. Ray adds rules to it only if it has none."""
     name = document.get("provider", "security_group", "GroupName")
     name = name if isinstance(name, str) else f"ray-autoscaler-{document.get('cluster_name')}"
     filters = [{"Name": "group-name", "Values": [name]}]

@@ -33,7 +33,7 @@ from raytf.doctor.probe.queries import (
 
 _LOGIN = "Run `az login` again."
 _UNSEEN = "the subscription, its resource providers, sizes, quotas, images, rights and the share"
-#: API versions that were current when this was written; Azure keeps them for years.
+#: API versions, each of which Azure supports for years.
 _RESOURCES, _COMPUTE, _SKUS, _STORAGE = "2021-04-01", "2024-07-01", "2021-07-01", "2023-05-01"
 _AUTHORIZATION = "2022-04-01"
 _PROVIDERS = ("Microsoft.Compute", "Microsoft.Network", "Microsoft.ManagedIdentity", "Microsoft.Authorization")
@@ -59,7 +59,7 @@ _RIGHTS = {
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
-    """Ask Azure everything that concerns a cluster. Storage is a share there, which is checked by its name."""
+    """Check a cluster against Azure. Of its storage, an NFS share, only the account's name is checked."""
     seen = ProbeResults()
     location = document.get("provider", "location")
     if not isinstance(location, str):
@@ -97,7 +97,7 @@ def _no_subscription(azure: AzureAccount, problem: RestError) -> ConfigFinding:
         return refused("Azure", problem, _LOGIN)
     if problem.status == 0:
         return no_answer("subscription", problem)
-    what = f"subscription {azure.subscription!r} does not exist, or not for this login: {problem}"
+    what = f"subscription {azure.subscription!r} does not exist, or this login cannot see it: {problem}"
     fix = "Set provider.subscription_id, or run `az account set --subscription ID`."
     return stops_ray_up("project-missing", ("provider",), what, fix)
 
@@ -122,9 +122,9 @@ def _providers(azure: AzureAccount) -> Iterator[ConfigFinding]:
 
 def _group(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
     name, location = document.get("provider", "resource_group"), document.get("provider", "location")
-    group = azure.find(f"/resourcegroups/{name}", _RESOURCES) or {}  # Ray makes one that does not exist
+    group = azure.find(f"/resourcegroups/{name}", _RESOURCES) or {}  # Ray creates a missing group
     if str(group.get("location", location)).casefold() != str(location).casefold():
-        what = f"resource group {name} is in {group['location']}, and location is {location}"
+        what = f"resource group {name} is in {group['location']}, but location is {location}"
         fix = f"Write location: {group['location']}, or choose another resource_group."
         how = "InvalidResourceGroupLocation"
         yield stops_ray_up("resource-group-elsewhere", ("provider", "location"), what, fix, how)
@@ -142,16 +142,16 @@ def _sizes(azure: AzureAccount, location: str, types: Sequence[NodeType]) -> Ite
         if sku is None or closed:
             why = closed[0].get("reasonCode", "") if closed else "no such size there"
             what = f"{name} is not offered to you in {location} ({why})"
-            fix = "Take another size or location; for NotAvailableForSubscription, ask Azure's support."
+            fix = "Use another size or location; for NotAvailableForSubscription, ask Azure's support."
             yield refuses_nodes("Azure", "instance-type-not-offered", path, what, fix, "SkuNotAvailable")
             continue
         has = {c["name"]: c["value"] for c in sku.get("capabilities", ())}
         if t.market == "spot" and has.get("LowPriorityCapable") == "False":
-            what, fix = f"{name} is not sold as Spot", "Take another size, or delete priority."
+            what, fix = f"{name} is not sold as Spot", "Use another size, or delete priority."
             yield refuses_nodes("Azure", "spot-not-offered", (*path[:-1], "priority"), what, fix)
         gpus = float(has.get("GPUs", 0))
         if t.machine is None and t.resources.get("GPU", 0) > gpus:
-            yield too_many_gpus(t, name, gpus, f"Write GPU: {gpus:g}, or take another size.")
+            yield too_many_gpus(t, name, gpus, f"Write GPU: {gpus:g}, or use another size.")
 
 
 def _images(azure: AzureAccount, location: str, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
@@ -172,7 +172,7 @@ def _images(azure: AzureAccount, location: str, types: Sequence[NodeType]) -> It
         if not versions or version not in ("latest", *versions):
             path = (*t.path, "node_config", "azure_arm_parameters", "imageSku")
             what = f"there is no image {':'.join(name)} in {location}"
-            fix = f"List them by `az vm image list --all --publisher {publisher} --offer {offer} --output table`."
+            fix = f"List them with `az vm image list --all --publisher {publisher} --offer {offer} --output table`."
             yield refuses_nodes("Azure", "image-missing", path, what, fix, "PlatformImageNotFound")
             continue
         last = versions[-1] if version == "latest" else version
@@ -182,14 +182,14 @@ def _images(azure: AzureAccount, location: str, types: Sequence[NodeType]) -> It
 def _fits(about: dict[str, Any], t: NodeType, name: str, own: dict[str, Any]) -> Iterator[ConfigFinding]:
     path = (*t.path, "node_config", "azure_arm_parameters")
     if about.get("plan"):
-        what = f"image {name} is sold with a plan, which Ray's template does not name"
-        fix = "Take an image without a plan, such as microsoft-dsvm:ubuntu-hpc:2204."
+        what = f"image {name} is sold with a plan, which Ray's template cannot name"
+        fix = "Use an image without a plan, such as microsoft-dsvm:ubuntu-hpc:2204."
         reason = "MarketplacePurchaseEligibilityFailed, VMMarketplaceInvalidInput"
         yield refuses_nodes("Azure", "image-plan", (*path, "imageOffer"), what, fix, reason)
     least = about.get("osDiskImage", {}).get("sizeInGb")
     yield from small_disk((*path, "osDiskSize"), own.get("osDiskSize"), least, "GB", name, "Azure")
     built = about.get("architecture")
-    # The letter p after the digits of a size is Arm: Standard_D4ps_v5.
+    # The letter p after the digits of a size means Arm: Standard_D4ps_v5.
     runs = "Arm64" if re.match(r"Standard_[A-Z]+\d+(-\d+)?[a-z]*p", size(t)) else "x64"
     if built in ("x64", "Arm64") and size(t) and built != runs:
         yield wrong_architecture((*path, "imageSku"), name, built, size(t), runs, "Azure")
@@ -200,7 +200,7 @@ def _rights(azure: AzureAccount) -> Iterator[ConfigFinding]:
     lacks = [action for action in _WANTED if not any(_grants(p, action) for p in permissions)]
     if lacks:
         what = f"this login may not {listed(lacks)} in the subscription"
-        why = "`ray up` exits, or leaves things behind: Ray gives the head a role of its own."
+        why = "`ray up`, which also assigns a role to the head, exits or leaves resources behind."
         fix = "Ask for the roles Contributor and Role Based Access Control Administrator (or Owner)."
         yield error("right-missing", ("provider",), what, why, fix)
 
@@ -213,33 +213,33 @@ def _grants(permission: dict[str, Any], action: str) -> bool:
 
 
 def _share(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
-    """Check the storage account of an NFS share that the set-up mounts: a name that is still free is no account."""
+    """Find NFS shares that the setup mounts, but whose storage account does not exist: its name is still free."""
     query = azure.path("/providers/Microsoft.Storage/checkNameAvailability")
     for path, command in document.commands("setup_commands", "worker_setup_commands", "initialization_commands"):
         for name in set(re.findall(r"([a-z0-9]{3,24})\.file\.core\.windows\.net", command)):
             body = {"name": name, "type": "Microsoft.Storage/storageAccounts"}
             if azure.arm.post(query, body, **{"api-version": _STORAGE}).get("nameAvailable"):
-                why = "The set-up of each node fails when it mounts the share."
-                fix = "Create it as docs/clusters/azure.md says, or correct the name."
+                why = "The setup of each node fails when it mounts the share."
+                fix = "Create it as in docs/clusters/azure.md, or correct the name."
                 yield error("bucket-missing", path, f"there is no storage account {name}", why, fix)
 
 
 def size(t: NodeType) -> str:
-    """Return the vmSize of a node type; empty if it has none."""
+    """Return the vmSize of a node type, or an empty string if it has none."""
     return machines.instance_type("azure", t.config) or ""
 
 
 def family(name: str) -> str:
-    """Return the family of a size as sorted letters and digits, to compare it with that of a usage.
+    """Return the family of a size as sorted letters and digits, to compare it with the family of a usage.
 
-    Azure has no rule for it but the list of sizes: Standard_NC4as_T4_v3 counts on `Standard NCASv3_T4 Family`.
-    The number of vCPUs is left out, and the parts of the name may change places.
+    Azure documents no rule for a family's name: Standard_NC4as_T4_v3 counts against `Standard NCASv3_T4 Family`.
+    The name omits the number of vCPUs, and may have the parts of the size in another order.
     """
     return _folded(re.sub(r"(?<=[A-Za-z])\d+(-\d+)?", "", name.removeprefix("Standard_"), count=1))
 
 
 def usage_family(name: str) -> str:
-    """Return the same for the name of a usage."""
+    """Return the family of a usage, by its name, in the form that `family` returns."""
     return _folded(re.sub(r"^standard|family$", "", name, flags=re.IGNORECASE))
 
 
@@ -248,7 +248,7 @@ def _folded(text: str) -> str:
 
 
 def quotas(azure: AzureAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
-    """Find quotas that have no room for a node, or not for all of them."""
+    """Find quotas that are too small for one node, or for all nodes."""
     location = document.get("provider", "location")
     entries = azure.pages(f"/providers/Microsoft.Compute/locations/{location}/usages", _COMPUTE)
     usages = {u["name"]["value"]: u for u in entries}

@@ -39,7 +39,7 @@ from raytf.doctor.probe.queries import (
 )
 
 _UNSEEN = "the project, its APIs, the zone, quotas, images, the network, accounts, rights and the bucket"
-_LOGIN = "Run `gcloud auth application-default login` again; tokens end after an hour."
+_LOGIN = "Run `gcloud auth application-default login` again; tokens expire after an hour."
 _APIS = ("compute", "iam", "cloudresourcemanager")
 #: Query -> the right that it needs; the API's own message often names it, but not always.
 _RIGHTS = {
@@ -52,10 +52,10 @@ _RIGHTS = {
     "roles": "resourcemanager.projects.getIamPolicy",
     "project": "resourcemanager.projects.get",
 }
-#: Roles that write objects.
+#: Roles that include the right to write objects.
 _WRITERS = {f"roles/storage.{role}" for role in ("admin", "objectAdmin", "objectUser", "legacyBucketOwner")}
 _WRITERS |= {"roles/owner", "roles/editor"}
-#: The rights of whoever calls `ray up`.
+#: The rights that the caller of `ray up` needs.
 _WANTED = (
     "compute.disks.create",
     "compute.instances.create",
@@ -67,14 +67,14 @@ _WANTED = (
     "compute.subnetworks.use",
     "iam.serviceAccounts.actAs",
     "iam.serviceAccounts.get",
-    # Ray makes an account of its own for the head, whatever the config says, and gives it its roles.
+    # Ray always creates a service account for the head, whatever the file says, and grants it roles.
     "iam.serviceAccounts.create",
     "resourcemanager.projects.setIamPolicy",
 )
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
-    """Ask Google Cloud everything that concerns a cluster."""
+    """Check a cluster, and the storage of a job, against Google Cloud."""
     seen = ProbeResults()
     if not isinstance(document.get("provider", "project_id"), str):
         return seen  # the offline part reports it
@@ -118,8 +118,8 @@ def _no_project(google: GoogleAccount, problem: RestError) -> ConfigFinding:
         return no_answer("project", problem)
     if "SERVICE_DISABLED" in problem.reason:
         return _disabled("cloudresourcemanager", google.project)
-    what = f"project {google.project!r} does not exist, or not for these credentials: {problem}"
-    fix = "Write the id (not the name) of a project of yours; `gcloud projects list` has them."
+    what = f"project {google.project!r} does not exist, or these credentials cannot see it: {problem}"
+    fix = "Write the id (not the name) of your project, as `gcloud projects list` shows it."
     return stops_ray_up("project-missing", ("provider", "project_id"), what, fix)
 
 
@@ -160,7 +160,7 @@ def _machines(google: GoogleAccount, document: Document, types: Sequence[NodeTyp
     zones = fallback.zones_of(document.mapping("provider"))
     for zone in zones:
         for finding in _in_zone(google, zone, types):
-            # With several zones the others may have it.
+            # If there are several zones, another one may offer the machine.
             yield finding if len(zones) == 1 else replace(finding, severity=Severity.WARNING)
 
 
@@ -174,7 +174,7 @@ def _in_zone(google: GoogleAccount, zone: str, types: Sequence[NodeType]) -> Ite
         is_up = False
     if not is_up:
         what, why = f"zone {zone!r} does not exist, or is down", "`ray up` exits, or waits until the zone is back."
-        fix = "Write one zone such as us-central1-a; `gcloud compute zones list` has them."
+        fix = "Write one zone such as us-central1-a; `gcloud compute zones list` shows them."
         yield error("zone-missing", ("provider", "availability_zone"), what, why, fix)
         return
     for t in types:
@@ -185,14 +185,14 @@ def _in_zone(google: GoogleAccount, zone: str, types: Sequence[NodeType]) -> Ite
         name = str(t.config.get("machineType", "")).rpartition("/")[2]
         if name and "custom" not in name and compute.find(f"{base}/machineTypes/{name}") is None:
             what = f"{name} is not offered in {zone}"
-            fix = f"Find its zones by `gcloud compute machine-types list --filter=name={name}`."
+            fix = f"Find its zones with `gcloud compute machine-types list --filter=name={name}`."
             yield refuses_nodes("Google", "instance-type-not-offered", (*path, "machineType"), what, fix)
         attached = t.config.get("guestAccelerators")
         for i, entry in enumerate(attached if isinstance(attached, list) else ()):
             kind = str(entry.get("acceleratorType", "")).rpartition("/")[2] if isinstance(entry, dict) else ""
             if kind and compute.find(f"{base}/acceleratorTypes/{kind}") is None:
                 what, where = f"{kind} is not offered in {zone}", (*path, "guestAccelerators", i)
-                fix = f"Find its zones by `gcloud compute accelerator-types list --filter=name={kind}`."
+                fix = f"Find its zones with `gcloud compute accelerator-types list --filter=name={kind}`."
                 yield refuses_nodes("Google", "accelerator-not-offered", where, what, fix)
 
 
@@ -233,7 +233,7 @@ def _quotas(google: GoogleAccount, document: Document, types: Sequence[NodeType]
 
 
 def _metrics(t: NodeType) -> Iterator[tuple[str, float]]:
-    """Yield the quotas that a node counts on, and by how much."""
+    """Yield the quotas that a node counts against, each with the amount that it uses."""
     if t.machine is None or t.machine.tpus:
         return
     spot = "PREEMPTIBLE_" if t.market == "spot" else ""
@@ -261,8 +261,8 @@ def _images(google: GoogleAccount, document: Document, types: Sequence[NodeType]
                 seen[name] = _image(google, name)
             image = seen[name]
             if image is None:
-                what = f"there is no image {name}, or not for these credentials"
-                fix = "`gcloud compute images list --filter=family:ubuntu` has those of Ubuntu; "
+                what = f"there is no image {name}, or these credentials cannot use it"
+                fix = "`gcloud compute images list --filter=family:ubuntu` shows Ubuntu's images; "
                 fix += "families are projects/PROJECT/global/images/family/FAMILY."
                 yield refuses_nodes("Google", "image-missing", (*path, "sourceImage"), what, fix)
                 continue
@@ -270,7 +270,7 @@ def _images(google: GoogleAccount, document: Document, types: Sequence[NodeType]
             about = f"{name} {image.get('name', '')} {image.get('description', '')}"
             has_gpu = t.machine is not None and t.machine.gpus and disk.get("boot")
             if has_gpu and lacks_driver(document, t, about):
-                family = "Take a family of projects/ubuntu-os-accelerator-images"
+                family = "Use a family of projects/ubuntu-os-accelerator-images"
                 yield no_driver((*path, "sourceImage"), image["name"], family)
 
 
@@ -296,10 +296,10 @@ def _fits(t: NodeType, path: Path, setup: dict[str, Any], image: dict[str, Any])
 
 
 def _caller(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
-    """Find rights that whoever calls `ray up` lacks; asking for them needs none."""
+    """Find rights that the caller of `ray up` lacks. The query itself needs no right."""
     wanted = [*_WANTED]
     if not document.get("auth", "ssh_private_key"):
-        wanted.append("compute.projects.setCommonInstanceMetadata")  # Ray puts its own key there
+        wanted.append("compute.projects.setCommonInstanceMetadata")  # Ray adds its SSH key to it
     if not document.get("provider", "use_internal_ips"):
         wanted.append("compute.subnetworks.useExternalIp")
     if any(map(_is_tpu, types)):
@@ -315,7 +315,7 @@ def _caller(google: GoogleAccount, document: Document, types: Sequence[NodeType]
 
 
 def _service_accounts(google: GoogleAccount, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
-    """Find accounts of nodes that do not exist."""
+    """Find service accounts of nodes that do not exist or are disabled."""
     for email, t in _emails(types).items():
         account = google.api("iam").find(f"/projects/-/serviceAccounts/{email}")
         if account is None or account.get("disabled"):
@@ -327,7 +327,7 @@ def _service_accounts(google: GoogleAccount, types: Sequence[NodeType]) -> Itera
 
 
 def _roles(google: GoogleAccount, types: Sequence[NodeType], name: str) -> Iterator[ConfigFinding]:
-    """Find accounts of nodes that no role lets write to the bucket; custom roles are not read."""
+    """Find service accounts of nodes that have neither a role that writes to the bucket nor a custom role."""
     crm = google.api("cloudresourcemanager")
     bindings = list(crm.post(f"/projects/{google.project}:getIamPolicy", {}).get("bindings", ()))
     policy = google.api("storage").find(f"/b/{name}/iam")
@@ -354,9 +354,9 @@ def _bucket_region(google: GoogleAccount, document: Document, name: str) -> Iter
 
 
 def _network(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
-    """Find a network without a subnet here, SSH that is closed, and ports of Ray that are open to the world.
+    """Find a region without a subnet, closed SSH, and ports of Ray that are open to the world.
 
-    Only the network `default` is checked, which Ray takes if node_config names none.
+    Only the network of the first subnet is checked, which Ray uses if node_config names none.
     """
     if all("networkInterfaces" in t.config or "networkConfig" in t.config for t in types):
         return
@@ -367,7 +367,7 @@ def _network(google: GoogleAccount, document: Document, types: Sequence[NodeType
         fix = "Run `gcloud compute networks create default --subnet-mode=auto`."
         yield stops_ray_up("no-subnet", ("provider", "region"), what, fix, "`Should not reach here`")
         return
-    # Ray takes the first subnet that the list has.
+    # Ray uses the first subnet in the list.
     home = str(subnets[0].get("network", "")).rpartition("/")[2]
     rules = [
         rule
@@ -379,16 +379,16 @@ def _network(google: GoogleAccount, document: Document, types: Sequence[NodeType
         and not rule.get("targetServiceAccounts")
     ]
     if not any(_opens(rule, 22) for rule in rules):
-        what = f"no firewall rule of network {home!r} lets SSH (port 22) in"
+        what = f"no firewall rule of network {home!r} allows SSH (port 22)"
         command = f"gcloud compute firewall-rules create {home}-allow-ssh --network {home} --allow tcp:22"
         yield ssh_closed(("provider",), what, f"Run `{command} --source-ranges YOUR_ADDRESS/32`.")
     for rule in rules:
         world = {"0.0.0.0/0", "::/0"} & set(rule.get("sourceRanges", ()))
         behind = [f"{port} ({what})" for port, what in RAY_PORTS.items() if _opens(rule, port)]
         if world and behind:
-            what = f"firewall rule {rule['name']} opens {listed(behind)} to everybody"
+            what = f"firewall rule {rule['name']} opens {listed(behind)} to everyone"
             command = f"gcloud compute firewall-rules delete {rule['name']}"
-            yield open_to_world(("provider",), what, f"Run `{command}`; `ray dashboard` makes a tunnel.")
+            yield open_to_world(("provider",), what, f"Run `{command}`; `ray dashboard` opens a tunnel.")
 
 
 def _opens(rule: dict[str, Any], port: int) -> bool:
@@ -406,7 +406,7 @@ def _opens(rule: dict[str, Any], port: int) -> bool:
 
 
 def _emails(types: Sequence[NodeType]) -> dict[str, NodeType]:
-    """Return the first node type of each service account."""
+    """Return the service accounts of nodes, each with the first node type that uses it."""
     emails: dict[str, NodeType] = {}
     for t in types:
         accounts = t.config.get("serviceAccounts")

@@ -1,4 +1,4 @@
-"""Checks manifests of KubeRay against an API server: operator, CRDs, GPUs of nodes, quotas, rights, and Secrets."""
+"""Checks KubeRay manifests against an API server: operator, CRDs, GPUs of nodes, quotas, rights, and Secrets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RIGHTS = {
 
 
 def inspect(documents: Sequence[Document], here: Surroundings) -> ProbeResults:
-    """Ask the API server of kubectl's context everything that concerns some manifests."""
+    """Check manifests against the API server of kubectl's context."""
     seen = ProbeResults()
     rays = [d for d in documents if d.get("kind") in kuberay.KINDS]
     if not rays:
@@ -67,7 +67,7 @@ def _explain(query: Query, problem: Exception) -> ConfigFinding:
 
 def _operator(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFinding]:
     install = (
-        "Run `helm install kuberay-operator kuberay/kuberay-operator --version 1.7.0`, which brings the CRDs "
+        "Run `helm install kuberay-operator kuberay/kuberay-operator --version 1.7.0`, which includes the CRDs "
         "(docs/clusters/kubernetes.md)."
     )
     is_complete = True
@@ -100,7 +100,7 @@ def _operator(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFind
 
 
 def _rights(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator[ConfigFinding]:
-    effects = {"create": "`kubectl apply` fails.", "delete": "You cannot stop what you started."}
+    effects = {"create": "`kubectl apply` fails.", "delete": "You cannot delete it after you created it."}
     for document in rays:
         kinds, namespace = plural(document.get("kind")), namespace_of(document, default)
         for verb, why in effects.items():
@@ -113,16 +113,16 @@ def _rights(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterato
 def _objects(
     kubectl: Kubectl, documents: Sequence[Document], rays: Sequence[Document], default: str
 ) -> Iterator[ConfigFinding]:
-    """Check that what pods refer to is in the manifests or on the server."""
+    """Find objects to which pods refer, but which are neither in the manifests nor on the server."""
     known = {(d.get("kind"), d.get("metadata", "name")) for d in documents}
     for document in rays:
         namespace = namespace_of(document, default)
         for (kind, name), path in _references(document.value, ()):
             if (kind, name) not in known and not kubectl.has(kind, name, namespace):
                 what = f"there is no {kind} {name!r} in namespace {namespace}, nor in these manifests"
-                why = "Pods wait forever (CreateContainerConfigError, FailedMount), or are never made."
+                why = "Pods wait forever (CreateContainerConfigError, FailedMount), or are never created."
                 command = f"kubectl create {kind.lower()} ... --namespace {namespace}"
-                fix = f"Run `{command}` before this; docs/clusters/kubernetes.md has it."
+                fix = f"Run `{command}` first; docs/clusters/kubernetes.md has an example."
                 yield error("kube-object-missing", path, what, why, fix)
 
 
@@ -155,15 +155,15 @@ def _references(value: Any, path: Path) -> Iterator[tuple[tuple[str, str], Path]
 
 @dataclass(frozen=True)
 class PodGroup:
-    """Pods of one kind.
+    """A group of identical pods.
 
     Attributes:
-        name: of the group; `head` for the head.
-        most: how many there may be.
-        wants: resource -> how much a pod asks for, of all its containers.
+        name: the group's name, or `head`.
+        most: the most pods that it may have.
+        wants: resource -> the amount that all containers of a pod request together.
         selector: labels that a node must have.
-        tolerated: taints that do not keep a pod away.
-        path: its place in the manifest.
+        tolerated: the pod's tolerations.
+        path: the group's path in the manifest.
     """
 
     name: str
@@ -197,7 +197,7 @@ def _group(document: Document, name: str, most: int, path: Path) -> PodGroup:
 
 
 def nodes(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFinding]:
-    """Find pods that fit on no node that is there now; what pods already use of a node is not counted."""
+    """Find pods that fit on no existing node, even if no other pod used resources there."""
     there = kubectl.get("/api/v1/nodes").get("items", [])
     for document in rays:
         for group in groups(document):
@@ -212,10 +212,10 @@ def nodes(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFinding]
             wants = ", ".join(f"{key} {_text(key, value)}" for key, value in sorted(group.wants.items()))
             selector = f", label {group.selector}" if group.selector else ""
             what = f"none of {len(there)} nodes fits a pod of {group.name!r}, which needs {wants}{selector}; "
-            what += f"the most of a node is {has}"
+            what += f"the most that a node has is {has}"
             plugin = ", with the device plugin of its GPUs." if accelerators else "; then ignore this."
             why = f"The pod stays Pending, unless an autoscaler of the cluster adds such a node{plugin}"
-            fix = "Add a node pool for it, install the device plugin, or ask for less."
+            fix = "Add a node pool for it, install the device plugin, or request less."
             yield warning("no-node-fits", (*group.path, "template", "spec"), what, why, fix)
 
 
@@ -231,7 +231,7 @@ def _fits(group: PodGroup, node: dict[str, Any]) -> bool:
     if spec.get("unschedulable"):
         return False
     for taint in spec.get("taints", ()):
-        # Clouds add the toleration of a GPU's own taint to pods that ask for that GPU.
+        # Clouds let pods that request a GPU tolerate the taint of that GPU.
         if taint.get("effect") == "PreferNoSchedule" or group.wants.get(taint.get("key"), 0):
             continue
         if not any(_tolerates(t, taint) for t in group.tolerated):
@@ -249,7 +249,7 @@ def _tolerates(toleration: dict[str, Any], taint: dict[str, Any]) -> bool:
 
 
 def quotas(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator[ConfigFinding]:
-    """Find quotas of the namespace that have no room for a pod, or not for all of them."""
+    """Find quotas of the namespace that are too small for one pod, or for all pods."""
     for document in rays:
         namespace = namespace_of(document, default)
         every = groups(document)
@@ -270,13 +270,13 @@ def _room(
     quota = f"ResourceQuota {name!r} has room for {key} {_text(key, room)}"
     over = [g for g in every if each[g.name] > room]
     for group in over:
-        what = f"{quota}, and one pod of {group.name!r} takes {_text(key, each[group.name])}"
-        why = "No pod of this group is ever made (exceeded quota), and only events show it."
-        fix = "Ask for a larger quota, or for less in the pod."
+        what = f"{quota}, but one pod of {group.name!r} needs {_text(key, each[group.name])}"
+        why = "No pod of this group is ever created (exceeded quota), and only events show it."
+        fix = "Ask for a larger quota, or request less for the pod."
         yield error("quota-too-small", (*group.path, "template", "spec"), what, why, fix)
     total = sum(g.most * each[g.name] for g in every)
     if not over and total > room:
-        what = f"{quota}, and the cluster may want {_text(key, total)}"
-        why = "Beyond the quota pods are refused, whatever maxReplicas says."
+        what = f"{quota}, but the cluster may need {_text(key, total)}"
+        why = "The API server refuses pods beyond the quota, whatever maxReplicas is."
         fix = "Ask for a larger quota, or lower maxReplicas."
         yield warning("quota-too-small", (*every[-1].path, "maxReplicas"), what, why, fix)

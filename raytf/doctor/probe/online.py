@@ -1,4 +1,4 @@
-"""The online part of `raytf check`: asks the cloud, the API server or the hosts of a file."""
+"""Runs the online checks of a file against its cloud, API server or hosts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ASK: dict[Platform, Callable[[Document, Surroundings, JobNeeds | None], ProbeRe
 def inspect(
     text: str, here: Surroundings, need: JobNeeds | None, offline: CheckReport, trust: bool = False
 ) -> ProbeResults:
-    """Ask the cloud, the API server or the hosts of a file.
+    """Check a file against its cloud, API server or hosts.
 
     Args:
         text: the file.
         here: this machine.
         need: the needs of a job.
-        offline: the offline report; nothing is asked for a file that still has placeholders.
-        trust: run the command that the file names for this machine.
+        offline: the offline report. A file that cannot be read or still has placeholders is not checked online.
+        trust: allow the proxy command in the file to run on this machine.
     """
     try:
         return _inspect(text, here, need, offline, trust)
@@ -61,7 +61,7 @@ def _with_lines(seen: ProbeResults, document: Document) -> ProbeResults:
 
 def _not_filled_in(offline: CheckReport) -> ConfigFinding:
     first = next(f for f in offline.of(Severity.FILL_IN) if f.code == "placeholder")
-    what = "no cloud and no host was asked, since values are still to be filled in"
-    why = "Quotas, images, networks and rights are checked when the values are known."
+    what = "no cloud and no host was checked, since some values are not filled in"
+    why = "Quotas, images, networks and rights can be checked only when the values are known."
     fix = "Fill in the values listed here and check again."
     return ConfigFinding("not-asked-yet", Severity.FILL_IN, first.path, what, why, fix, first.line)

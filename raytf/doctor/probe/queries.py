@@ -1,4 +1,4 @@
-"""Runs queries of a cloud at once, each with its own errors, within a limit of time; findings of all; the bucket."""
+"""Runs queries of a cloud in parallel within a time limit. Has the findings and the bucket check for all clouds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from raytf.doctor.finding import ConfigFinding, Path, error, refuses_nodes, warn
 from raytf.doctor.node_types import NodeType, most_used, most_workers, node_types
 from raytf.errors import ConfigError, StorageError, one_line
 
-#: Ports of Ray, and what listens there.
+#: Port of Ray -> the service that listens there.
 RAY_PORTS = {8265: "the dashboard and the job server", 6379: "the head's tables", 10001: "Ray Client"}
-#: For all queries about one file together.
+#: Time limit for all queries about one file together.
 LIMIT_SECONDS = 20.0
-#: Words of an image's name that promise NVIDIA's driver.
+#: Words in an image's name or description that imply that it has NVIDIA's driver.
 DRIVER = re.compile(r"nvidia|cuda|gpu|deep ?learning|dlami", re.IGNORECASE)
 _INSTALLS_DRIVER = re.compile(r"nvidia-driver|cuda-drivers|nvidia-headless|NVIDIA-Linux|ubuntu-drivers")
 _TROUBLES = {AwsTrouble.MISSING: "missing", AwsTrouble.DENIED: "denied", AwsTrouble.REFUSED: "denied"}
@@ -30,12 +30,12 @@ _SCHEMES = ("s3", "gs", "gcs", "az")
 
 @dataclass
 class ProbeResults:
-    """The answers of a cloud, of an API server or of hosts.
+    """The results of online checks against a cloud, an API server or hosts.
 
     Attributes:
         findings: mistakes.
-        notes: whose credentials were used, which roles there are.
-        spot: node type -> US dollars an hour that a spot node of it costs now.
+        notes: facts for the user, such as the credentials that were used and the roles of nodes.
+        spot: node type -> its current spot price in US dollars per hour.
     """
 
     findings: list[ConfigFinding] = field(default_factory=list)
@@ -48,8 +48,8 @@ class Query:
     """A query.
 
     Attributes:
-        what: its subject, for `WHAT: not looked at`.
-        ask: returns findings; may raise whatever its library raises.
+        what: its subject, for `WHAT: not checked`.
+        ask: returns findings, and may raise any exception of its library.
     """
 
     what: str
@@ -59,11 +59,11 @@ class Query:
 def run(
     queries: Sequence[Query], explain: Callable[[Query, Exception], ConfigFinding], seconds: float = LIMIT_SECONDS
 ) -> list[ConfigFinding]:
-    """Run all queries at once, and report those that have no answer in time.
+    """Run all queries in parallel, and return their findings and one for each query without an answer in time.
 
     Args:
         explain: turns an exception of a query into a finding.
-        seconds: to wait for all of them.
+        seconds: how long to wait for all queries together.
     """
     answers: dict[int, list[ConfigFinding]] = {}
 
@@ -84,12 +84,12 @@ def run(
     return [
         finding
         for i, query in enumerate(queries)
-        for finding in (answers[i] if i in answers else [no_answer(query.what, f"nothing came within {seconds:g} s")])
+        for finding in (answers[i] if i in answers else [no_answer(query.what, f"no answer within {seconds:g} s")])
     ]
 
 
 def all_nodes(document: Document) -> list[NodeType]:
-    """Return the first choice of each node type, and its fallbacks as types of the same name."""
+    """Return each node type that may have nodes, followed by its fallbacks as types of the same name."""
     nodes: list[NodeType] = []
     for t in node_types(document):
         if not t.is_head and t.most <= 0:
@@ -102,29 +102,29 @@ def all_nodes(document: Document) -> list[NodeType]:
 
 
 def no_answer(what: str, problem: object) -> ConfigFinding:
-    """Return the finding that a query had no answer in time."""
+    """Return the finding that a query failed or had no answer in time."""
     fix = "Check the network and the endpoint and try again, or pass --offline."
-    return _unseen_warning("no-answer", f"{what}: not looked at, {one_line(problem, 200)}", fix)
+    return _unseen_warning("no-answer", f"{what}: not checked, {one_line(problem, 200)}", fix)
 
 
 def no_right(what: str, rights: str) -> ConfigFinding:
-    """Return the finding that the credentials are good but lack the right to read."""
+    """Return the finding that the credentials are valid but lack the right to read."""
     fix = f"Ask for {rights}, which only reads, or pass --offline."
-    return _unseen_warning("no-right-to-look", f"{what}: not looked at, since these credentials lack {rights}", fix)
+    return _unseen_warning("no-right-to-look", f"{what}: not checked, since these credentials lack {rights}", fix)
 
 
 def no_credentials(place: str, unseen: str, fix: str) -> ConfigFinding:
     """Return the finding that there are no credentials."""
-    what = f"{place} was not asked: {unseen} were not looked at"
+    what = f"{place} was not asked: {unseen} were not checked"
     return _unseen_warning("no-credentials", what, f"{fix}; or pass --offline.")
 
 
 def _unseen_warning(code: str, what: str, fix: str) -> ConfigFinding:
-    return warning(code, (), what, "Mistakes there show only after money is spent.", fix)
+    return warning(code, (), what, "Mistakes there appear only after money is spent.", fix)
 
 
 def refused(place: str, problem: object, fix: str, command: str = "ray up") -> ConfigFinding:
-    """Return the finding that the credentials are there but are refused."""
+    """Return the finding that a cloud or API server refuses the credentials."""
     what = f"{place} refuses these credentials: {one_line(problem, 200)}"
     return error("credentials-refused", (), what, f"`{command}` uses the same ones and fails.", fix)
 
@@ -138,25 +138,25 @@ def over_quota(
     reason: str,
     ask: Callable[[float], str],
 ) -> Iterator[ConfigFinding]:
-    """Find a quota that has no room for a node, or not for all of them.
+    """Find a quota that is too small for one node, or for all nodes.
 
     Args:
         cloud: aws, gcp or azure.
         quota: its name and size, as the start of a sentence.
-        members: node types that count on it, each with how much one node takes.
-        room: how much is free.
+        members: node types that count against it, each with the amount that one node uses.
+        room: the amount that is free.
         reason: the cloud's error.
-        ask: how to get so much.
+        ask: returns advice on how to request an amount.
     """
     small = [(t, each) for t, each in members if each > room]
     for t, each in small:
         path, name = machines.instance_path(cloud, t.path), machines.instance_type(cloud, t.config) or t.name
         why = f"No node of this type ever starts ({reason})."
-        yield error("quota-too-small", path, f"{quota}, and one {name} takes {each:g}", why, ask(each * max(1, t.most)))
+        yield error("quota-too-small", path, f"{quota}, but one {name} needs {each:g}", why, ask(each * max(1, t.most)))
     most = most_used(members, most_workers(document))
     if not small and most > room:
-        path, what = (*members[0][0].path, "max_workers"), f"{quota}, and the cluster may want {most:g}"
-        why = "Beyond the quota nodes are refused, whatever max_workers says; other clusters count too."
+        path, what = (*members[0][0].path, "max_workers"), f"{quota}, but the cluster may need {most:g}"
+        why = "The cloud refuses nodes beyond the quota, whatever max_workers is; other clusters count too."
         yield warning("quota-too-small", path, what, why, f"{ask(most)} Or lower max_workers.")
 
 
@@ -170,13 +170,13 @@ def small_disk(path: Path, size: object, least: object, unit: str, image: str, c
 
 def wrong_architecture(path: Path, image: str, built: str, machine: str, runs: str, cloud: str) -> ConfigFinding:
     """Return the finding that an image is built for another architecture than its machine runs."""
-    what = f"image {image} is built for {built}, and {machine} runs {runs}"
-    fix = f"Take an image for {runs.partition(',')[0]}, or a machine for {built}."
+    what = f"image {image} is built for {built}, but {machine} runs {runs}"
+    fix = f"Use an image for {runs.partition(',')[0]}, or a machine for {built}."
     return refuses_nodes(cloud, "image-architecture", path, what, fix)
 
 
 def lacks_driver(document: Document, t: NodeType, about: str) -> bool:
-    """Return whether neither an image, by its name and description, nor the set-up brings NVIDIA's driver."""
+    """Return whether an image (by its name and description) lacks NVIDIA's driver and no command installs it."""
     keys = ("initialization_commands", "setup_commands", "worker_setup_commands")
     texts = [command for _, command in document.commands(*keys)]
     texts += [str(t.config.get("UserData", "")), str(t.config.get("metadata"))]
@@ -184,21 +184,21 @@ def lacks_driver(document: Document, t: NodeType, about: str) -> bool:
 
 
 def no_driver(path: Path, image: str, fix: str) -> ConfigFinding:
-    """Return the finding that an image for a node with a GPU does not promise NVIDIA's driver."""
-    what = f"image {image} does not mention NVIDIA's driver, and the node has a GPU"
+    """Return the finding that an image for a node with a GPU does not mention NVIDIA's driver."""
+    what = f"image {image} does not mention NVIDIA's driver, but the node has a GPU"
     why = "Without the driver TensorFlow trains on the CPU, at the price of the GPU, or the job waits forever."
     return warning("image-no-driver", path, what, why, f"{fix}, or install the driver in setup_commands.")
 
 
 def open_to_world(path: Path, what: str, fix: str) -> ConfigFinding:
-    """Return the finding that everybody reaches ports of the nodes."""
+    """Return the finding that everyone can reach ports of the nodes."""
     why = "Anyone who reaches the dashboard or the job server can run code with the cluster's rights."
     return error("open-to-world", path, what, why, fix)
 
 
 def ssh_closed(path: Path, what: str, fix: str) -> ConfigFinding:
-    """Return the finding that SSH does not get in."""
-    why = "The node comes up and costs money, and `ray up` waits for SSH until it gives up."
+    """Return the finding that SSH cannot connect to the nodes."""
+    why = "The node starts and costs money, but `ray up` waits for SSH until it gives up."
     return error("ssh-closed", path, what, why, fix)
 
 
@@ -219,12 +219,11 @@ def is_bucket(storage: str) -> bool:
 def check_bucket(storage: str, aws: AwsAccount | None = None) -> Iterator[ConfigFinding]:
     """Find a bucket that does not exist, is in another region, or cannot be written to.
 
-    An object of a few bytes, `.raytf-check-...`, is written, read and deleted again; nothing else in the online check
-    writes anything.
+    It writes, reads and deletes an object of a few bytes, `.raytf-check-...`. No other online check writes anything.
 
     Args:
         storage: the URI of --storage.
-        aws: the cluster's account and region, to compare the bucket's; None elsewhere.
+        aws: the cluster's account, to compare its region with the bucket's; None on other clouds.
     """
     location = bucket_parts(storage)
     assert location is not None
@@ -246,12 +245,12 @@ def _probe_bucket(storage: str, name: str) -> Iterator[ConfigFinding]:
     except Exception as problem:
         kind = problem.kind if isinstance(problem, StorageError) else _TROUBLES.get(trouble(problem), "other")
         if kind == "missing":
-            why = "The job fails at its first checkpoint; raytf makes no buckets."
+            why = "The job fails at its first checkpoint; raytf creates no buckets."
             fix = "Create it, or correct --storage."
             yield error("bucket-missing", (), f"there is no bucket {name}", why, fix)
         elif kind == "denied":
             what = f"{name} cannot be written to from here: {one_line(problem, 200)}"
-            why = "The nodes have rights of their own, but `raytf show` and `raytf report` here have not."
+            why = "The nodes have their own rights, but `raytf show` and `raytf report` on this machine need yours."
             fix = "Add the rights of cluster-configs/iam/aws-worker-policy.json, or your cloud's, to your account."
             yield warning("bucket-denied", (), what, why, fix)
         else:
@@ -259,11 +258,11 @@ def _probe_bucket(storage: str, name: str) -> Iterator[ConfigFinding]:
 
 
 def _write_to_s3(storage: str) -> None:
-    from raytf.storage.s3 import S3  # pyarrow takes a third of a second
+    from raytf.storage.s3 import S3  # importing pyarrow takes a third of a second
 
     _, bucket, prefix = bucket_parts(storage) or ("", "", "")
     options = dict(urllib.parse.parse_qsl(storage.partition("?")[2]))
-    # Not through raytf.storage.storage: pyarrow makes an object for the folder of one that it deletes.
+    # Not through raytf.storage.storage: pyarrow creates an object for the parent folder of an object that it deletes.
     client, key = S3.of(options).client(), "/".join(filter(None, (prefix, _probe_name())))
     client.put_object(Bucket=bucket, Key=key, Body=b"raytf check")
     try:
@@ -291,7 +290,7 @@ def _compare_region(aws: AwsAccount, bucket: str) -> Iterator[ConfigFinding]:
     try:
         answer = aws.client("s3").head_bucket(Bucket=bucket)
     except Exception:
-        return  # `_probe` reports what is wrong with the bucket
+        return  # `_probe_bucket` reports it
     region = answer.get("BucketRegion") or answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
     if region and region != aws.region:
         yield in_other_region(bucket, region, aws.region)
@@ -299,7 +298,7 @@ def _compare_region(aws: AwsAccount, bucket: str) -> Iterator[ConfigFinding]:
 
 def in_other_region(bucket: str, place: str, region: str) -> ConfigFinding:
     """Return the finding that a bucket is not in the cluster's region."""
-    what = f"bucket {bucket} is in {place}, the cluster in {region}"
+    what = f"bucket {bucket} is in {place}, but the cluster is in {region}"
     why = "Each checkpoint crosses regions: it is slower, and each GB costs money."
-    fix = f"Take a bucket in {region}, or start the cluster in {place}."
+    fix = f"Use a bucket in {region}, or start the cluster in {place}."
     return warning("bucket-region", ("provider", "region"), what, why, fix)

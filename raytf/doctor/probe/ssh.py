@@ -1,4 +1,4 @@
-"""Checks existing hosts: whether SSH gets in, what is installed and free, and whether they reach each other."""
+"""Checks existing hosts: access by SSH, installed software, free disk space, and connections between hosts."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ echo end=here
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None, trust: bool = False) -> ProbeResults:
-    """Ask each host; `trust` lets the file's proxy command run, which is the only way to its hosts if it has one."""
+    """Check each host. If the file names a proxy command, hosts are checked only if `trust` allows it to run."""
     seen = ProbeResults()
     if not ssh_hosts.addresses(document):
         return seen  # the offline part reports it, or a coordinator knows them
     queries = []
     if ssh_hosts.proxy_of(document) and not trust:
-        what = f"hosts were not looked at: {ssh_hosts.untrusted(document)}"
+        what = f"hosts were not checked: {ssh_hosts.untrusted(document)}"
         why = "The file may come from anyone, and `ray up` runs the command."
-        fix = "Read the command, then pass --trust, or --offline to ask no host."
+        fix = "Read the command, then pass --trust, or --offline to contact no host."
         seen.findings.append(warning("not-trusted", ("auth", "ssh_proxy_command"), what, why, fix))
     else:
         queries.append(Query("hosts", lambda: _hosts(document, here, seen.notes, trust)))
@@ -69,11 +69,11 @@ def script(names: Sequence[str]) -> str:
 def judge(
     answers: Sequence[ScriptOutput], document: Document, here: Surroundings, notes: list[str]
 ) -> Iterator[ConfigFinding]:
-    """Find what is wrong by the answers of the hosts.
+    """Find mistakes by the answers of the hosts.
 
     Args:
-        answers: of the head first, then of the workers in the order of the file.
-        notes: filled in: what is on each host.
+        answers: the head's answer, then the workers' in the order of the file.
+        notes: receives a line about each host.
     """
     head = answers[0]
     for i, answer in enumerate(answers):
@@ -87,7 +87,7 @@ def judge(
         if i and not head.problem and not reached:
             what = f"the head {head.host} does not reach port 22 of {answer.host}"
             why = "The head sets workers up over SSH: this one never joins."
-            fix = "Write addresses by which the hosts reach each other, or open port 22 between them."
+            fix = "Use addresses at which the hosts reach each other, or open port 22 between them."
             yield error("hosts-apart", path, what, why, fix)
         if i and not head.problem and answer.values.get(f"reach {head.host}") != "yes":
             what = f"{answer.host} does not reach the head {head.host} at port 22"
@@ -99,10 +99,10 @@ def judge(
 def _no_way_in(answer: ScriptOutput, path: Path, behind: bool) -> ConfigFinding:
     problem = answer.problem.casefold()
     if behind and "denied" not in problem:
-        what = f"{answer.host} was not looked at: {answer.problem}"
-        why = "The head reaches it, which is enough for `ray up`; what is installed there is not known."
+        what = f"{answer.host} was not checked: {answer.problem}"
+        why = "The head reaches it, which is enough for `ray up`, but its software and disk are unknown."
         return warning("ssh-not-from-here", path, what, why, "Check from a machine that reaches it, or pass --offline.")
-    fix = "Check the address, the network between, and that sshd runs there on port 22."
+    fix = "Check the address, the network in between, and that sshd runs there on port 22."
     if "denied" in problem:
         fix = "Put your public key into ~/.ssh/authorized_keys of auth.ssh_user there, and name it in ssh_private_key."
     elif "refused" in problem:
@@ -125,12 +125,12 @@ def _installed(answer: ScriptOutput, path: Path, document: Document, here: Surro
     ray = answer.values.get("ray", "").split()
     if len(ray) > 2 and ray[0] != here.python:
         what = f"{ray[2]} of {answer.host} is Python {ray[0]}, here it is {here.python}"
-        why = "Ray refuses a driver whose Python differs, even in the patch level, unless the set-up installs another."
+        why = "Ray refuses a driver whose Python differs, even in the patch level, unless the setup installs another."
         fix = f"Install Python {here.python} there, as cluster-configs/local.yaml does, or remove that environment."
         yield warning("host-python", path, what, why, fix)
     if len(ray) > 2 and ray[1] != here.ray:
         what = f"{ray[2]} of {answer.host} has Ray {ray[1]}, here it is {here.ray}"
-        why = "Nodes of two versions refuse each other, unless the set-up installs another."
+        why = "Nodes with different versions refuse each other, unless the setup installs another."
         yield warning("host-ray", path, what, why, f"Install Ray {here.ray} there, or remove that environment.")
     free = _free_gib(answer)
     if free < _LEAST_GIB:
@@ -141,6 +141,6 @@ def _installed(answer: ScriptOutput, path: Path, document: Document, here: Surro
     commands = " ".join(command for _, command in document.commands(*setup, "worker_start_ray_commands"))
     for tool, package in {"rsync": "rsync", "curl": "curl", "pgrep": "procps"}.items():
         if answer.values.get(tool) != "yes" and (tool == "rsync" or tool in commands):
-            why = "`ray up` copies files with it." if tool == "rsync" else "The set-up calls it, and fails there."
+            why = "`ray up` copies files with it." if tool == "rsync" else "The setup calls it and fails there."
             fix = f"Install it there: `sudo apt-get install -y {package}`."
             yield error("host-tool-missing", path, f"{answer.host} has no {tool}", why, fix)

@@ -1,8 +1,8 @@
-"""The monitor's process: it passes each call to the object that is responsible, and stores the state of all.
+"""The monitor's process, which passes each call to the responsible object and stores the state of all objects.
 
-Its process may be killed. Ray then starts another one under the same handle and sends unanswered calls again, in any
-order; the state of the actor is in a memory that the driver holds. So nothing is lost and callers need not know, as
-long as a call that arrives twice, or after a later one, does no harm here.
+The process may be killed. Ray then starts another process under the same handle and repeats unanswered calls, in any
+order. The actor's state is in memory that the driver holds, so nothing is lost and callers do not notice. Calls here
+must therefore tolerate arriving twice or out of order.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from raytf.runs.program_output import ProgramOutput
 from raytf.runs.status import PARKED, Status
 from raytf.training.process.heartbeat_types import HangFinding, HeartbeatState, LastHeartbeat
 
-#: Seconds between two stores of the state because of heartbeats alone, which are repeated anyway.
+#: Seconds between two writes of the state if only heartbeats arrive, which are repeated anyway.
 _BEATS_SECONDS = 1.0
-#: Calls whose results are kept in case they are sent again. After a kill Ray sends the unanswered calls after all those
-#: made while there was no process, which may be hundreds.
+#: Number of calls whose results are kept in case Ray repeats them. After a kill, Ray first sends the calls made while
+#: there was no process, possibly hundreds, and then repeats the unanswered calls.
 _CALLS = 1024
-#: Number of the write, number of bytes, and a checksum of both and of the bytes that follow.
+#: Number of the write, number of bytes, and a checksum of these numbers and of the bytes that follow.
 _HEAD = struct.Struct("<QQI")
-#: In place of a process: those of an earlier group.
+#: Stands for all processes of an earlier group.
 _GONE = 0
 Answer = TypeVar("Answer")
 
 
 class Outbox:
-    """Messages and events that the driver has not confirmed yet, and how many came before.
+    """Messages and events that the driver has not confirmed yet, and how many it has confirmed.
 
     Attributes:
-        received: messages that the driver has, in total.
-        noted: events that the driver has, in total.
+        received: total number of messages that the driver has confirmed.
+        noted: total number of events that the driver has confirmed.
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class Outbox:
         """Return messages and events that the reader does not have yet.
 
         Args:
-            received: messages that it has, in total; they are dropped here.
-            noted: events that it has, in total; they are dropped here.
+            received: total number of messages that the reader has; they are dropped here.
+            noted: total number of events that the reader has; they are dropped here.
         """
         del self._messages[: max(0, received - self.received)]
         del self._events[: max(0, noted - self.noted)]
@@ -71,12 +71,12 @@ class Outbox:
 
 
 class Roster(Heartbeats):
-    """The ranks of the present group, as far as they have sent heartbeats.
+    """The ranks of the current group that have sent heartbeats.
 
     Attributes:
-        blamed: who hangs; None while no rank is blamed.
+        blamed: the hang that was found; None while no rank is blamed.
         noticed: ranks on nodes with notice -> Ray's ids of these nodes.
-        ends: Ray's ids of nodes whose workers reported a notice -> when they go, by the clock of `sightings`.
+        ends: Ray's ids of nodes whose workers reported a notice -> time of their end, by the clock of `sightings`.
     """
 
     def __init__(self) -> None:
@@ -86,46 +86,46 @@ class Roster(Heartbeats):
         self.ends: dict[str, float] = {}
 
     def begin_group(self) -> int:
-        """Start a group, of which nothing is known yet; returns its number."""
+        """Start a new group, and return its number."""
         self.blamed, self.noticed = None, {}
         return self.begin()
 
     def forget(self, ranks: Collection[int]) -> None:
-        """Forget ranks that other workers have now; nobody is blamed any more."""
+        """Forget ranks that were reassigned to other workers, and clear all blame and notices."""
         super().forget(ranks)
         self.blamed, self.noticed = None, {}
 
 
 class GroupHistory:
-    """Kept as long as the driver lives.
+    """Void states and the standing of each node, kept as long as the driver runs.
 
     Args:
-        void: of the run's folder, as `raytf.checkpoint.invalidated_states.VoidStates.entries` has them.
+        void: void states of the run, in the form of `raytf.checkpoint.invalidated_states.VoidStates.entries`.
     """
 
     def __init__(self, void: Sequence[tuple[int, Sequence[str]]] = ()):
         self._void = [(after, list(attempts)) for after, attempts in void]
-        #: Node -> process -> the step at which it began to train, and that of the latest audit that has agreed with it.
+        #: Node -> process -> step at which the process began to train, and step of the latest audit that it passed.
         self._standings: dict[str, dict[int, tuple[int, int]]] = {}
 
     def go_back(self, after: int, attempts: Sequence[str]) -> None:
-        """Mark states after a step, of these attempts, as void."""
+        """Mark states of these attempts after a step as void."""
         entry = after, list(attempts)
         if entry not in self._void:
             self._void.append(entry)
 
     def stand(self, node: str, process: int, joined: int, vouched: int) -> None:
-        """Record since which step a process of a node trains, and at which step an audit has agreed with it last."""
+        """Record the steps at which a process on a node began to train and last passed an audit."""
         standings = self._standings.setdefault(node, {})
-        standings.pop(_GONE, None)  # this process has begun with that
+        standings.pop(_GONE, None)  # the process started from that standing
         standings[process] = (joined, vouched)
 
     def begin_group(self) -> None:
-        """Forget all processes; those of the new group begin with what is known of their nodes."""
+        """Forget all processes, but keep the worst standing of each node for the processes of the new group."""
         self._standings = {node: {_GONE: standing} for node, standing in self._worst().items()}
 
     def for_new_ranks(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
-        """Return void states, and the standing of each node, which is that of its worst process."""
+        """Return the void states, and the standing of each node (that of its worst process)."""
         return list(self._void), self._worst()
 
     def _worst(self) -> dict[str, tuple[int, int]]:
@@ -136,10 +136,10 @@ class GroupHistory:
 
 
 class Parking:
-    """The latest request that the ranks save and wait, and their answer. Each request has a number, its ticket.
+    """The latest request to all ranks to save and wait, and their answer. Each request has a number, its ticket.
 
     Attributes:
-        phase: what the ranks do because of it, for people.
+        phase: the phase of the run during this request, for people.
     """
 
     def __init__(self) -> None:
@@ -148,15 +148,15 @@ class Parking:
         self._parked: bool | None = None
 
     def begin_group(self) -> None:
-        """Start a group, without a request yet."""
-        # Not released: ranks of the last group that wait would otherwise train on until they are ended.
+        """Start a group without a request."""
+        # Do not release the request, or waiting ranks of the last group would train until they are ended.
         self._ticket = 0
 
     def park(self, is_stop: bool = False) -> int:
-        """Ask the ranks to save and wait, even those that already wait; returns the ticket of this request.
+        """Ask all ranks to save and wait, even if they already wait, and return the ticket of this request.
 
         Args:
-            is_stop: whether the run stops then, rather than changes the number of workers.
+            is_stop: whether the run stops afterwards, instead of changing its number of workers.
         """
         self.phase = "saving" if is_stop else "resizing"
         self._released = self._tickets
@@ -165,12 +165,12 @@ class Parking:
         return self._ticket
 
     def release(self, ticket: int) -> None:
-        """End the wait, unless there was another request after the one with this ticket."""
+        """End the wait, unless there is a newer request than this ticket."""
         if ticket == self._tickets:
             self._released, self._ticket = self._tickets, 0
 
     def is_released(self, ticket: int) -> bool:
-        """Return whether ranks that wait because of a request may train on."""
+        """Return whether ranks that wait because of this request may continue to train."""
         return ticket <= self._released
 
     def wanted(self) -> int:
@@ -178,8 +178,8 @@ class Parking:
         return self._ticket
 
     def answer(self, ticket: int, saved: bool) -> None:
-        """Take the answer of the ranks: they wait, and could or could not save. Answers to old requests, perhaps of
-        dead ranks, are ignored."""
+        """Record whether the ranks, which now wait, could save. Answers to old requests, perhaps from dead ranks, are
+        ignored."""
         if ticket == self._ticket:
             self._parked = saved
 
@@ -196,7 +196,7 @@ class Parking:
 
 
 def _answered_by(role: str, method: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Return a method of the Monitor that passes a call on to its attribute `role`, which has this method."""
+    """Return a method of the Monitor that forwards each call to `method` of its attribute `role`."""
 
     @functools.wraps(method)
     def call(self: Monitor, *args: Any) -> Answer:
@@ -206,7 +206,7 @@ def _answered_by(role: str, method: Callable[..., Answer]) -> Callable[..., Answ
 
 
 def _changes(method: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Store what the method changes before it returns; if the call is sent again, only return the same result."""
+    """Return a method that stores its changes before it returns, and only repeats its result if a call is repeated."""
 
     @functools.wraps(method)
     def call(self: Monitor, *args: Any) -> Answer:
@@ -225,19 +225,19 @@ def _changes(method: Callable[..., Answer]) -> Callable[..., Answer]:
 
 
 class Monitor:
-    """An actor that rank 0 reports to and the driver reads; it dies with the driver.
+    """An actor that workers and controller report to and that the driver reads; it exits with the driver.
 
     Args:
         attempts: names of the run's worker groups so far.
-        clock: seconds of a clock that only goes forward, the same for all processes of the machine.
-        epoch: seconds of the epoch, for events.
-        memo: holds the state of this Monitor; state left by an earlier one is taken over. By default nothing is kept.
-        call: an id of the call that is being answered; the same when the call is sent again.
-        is_another: whether this Monitor replaces one that was killed.
+        clock: returns monotonic time in seconds, the same for all processes on the machine.
+        epoch: returns seconds since the epoch, for events.
+        memo: holds the state of this Monitor, starting with that of an earlier one. By default no state is kept.
+        call: returns an id of the current call, which stays the same if the call is repeated.
+        is_another: returns whether this Monitor replaces one that was killed.
         void: as for `GroupHistory`.
 
     Raises:
-        OSError: it replaces one, but cannot read its state.
+        OSError: this Monitor replaces another one, but cannot read its state.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class Monitor:
             self._memo = None
         if known is not None:
             self.__dict__ |= pickle.loads(known)
-            self._roster.forgive(clock())  # no heartbeats arrived meanwhile
+            self._roster.forgive(clock())  # no heartbeats could arrive in the meantime
 
     def _keep(self) -> None:
         if self._memo is not None:
@@ -281,7 +281,7 @@ class Monitor:
 
     @_changes
     def update(self, status: Status) -> None:
-        """Take the status of the run, from rank 0. Only this Monitor knows why parked ranks wait."""
+        """Record the status of the run, from rank 0; only this Monitor knows why parked ranks wait."""
         if status.phase == PARKED:
             status = dataclasses.replace(status, phase=self._parking.phase)
         note = self._progress.update(status, self._clock())
@@ -290,7 +290,7 @@ class Monitor:
 
     @_changes
     def begin(self, attempt: str) -> tuple[list[str], int | None]:
-        """Take note that a worker group starts: see `Progress.begin`."""
+        """Record that a worker group starts; see `Progress.begin`."""
         return self._progress.begin(attempt, self._clock())
 
     commits = _changes(_answered_by("_progress", Progress.commits))
@@ -301,7 +301,7 @@ class Monitor:
 
     @_changes
     def go_back(self, after: int, attempts: list[str]) -> None:
-        """Mark states after a step, of these attempts, as void: the run goes back."""
+        """Mark states of these attempts after a step as void, because the run rolls back."""
         self._history.go_back(after, attempts)
         self._progress.go_back(after)
 
@@ -317,16 +317,16 @@ class Monitor:
 
     @_changes
     def stage(self, text: str) -> None:
-        """Take the stage until the next status."""
+        """Record the stage, which is shown until the next status."""
         self._progress.stage = text
 
-    # -- what the driver reads -----------------------------------------------------------------------------------------
+    # -- reports for the driver ----------------------------------------------------------------------------------------
 
     say = _changes(_answered_by("_outbox", Outbox.say))
 
     @_changes
     def event(self, kind: str, fields: dict[str, Any]) -> None:
-        """Take an event for the ledger; its time is that at which it arrives here, by the driver's clock."""
+        """Record an event for the ledger, with the time of its arrival by the driver's clock."""
         now = self._clock()
         fields, message = self._progress.happened(kind, fields, self._roster.sightings(now), now)
         if message:
@@ -337,7 +337,7 @@ class Monitor:
 
     @_changes
     def measure(self, values: dict[str, float]) -> None:
-        """Take figures that only the driver knows and TensorBoard shows."""
+        """Record figures that only the driver knows, for TensorBoard."""
         self._measured = values
 
     def measured(self) -> dict[str, float]:
@@ -346,14 +346,14 @@ class Monitor:
     def read(
         self, received: int = 0, noted: int = 0
     ) -> tuple[Status | str, list[str | ProgramOutput], list[dict[str, Any]]]:
-        """Return the latest status, or the stage while there is none, and the result of `Outbox.read`."""
+        """Return the latest status (or the stage until there is a status), and the result of `Outbox.read`."""
         return self._progress.status or self._progress.stage, *self._outbox.read(received, noted)
 
-    # -- who is alive --------------------------------------------------------------------------------------------------
+    # -- heartbeats ----------------------------------------------------------------------------------------------------
 
     @_changes
     def begin_group(self) -> int:
-        """Start a group of workers, without a request to save yet; returns its number, which its heartbeats carry."""
+        """Start a group of workers without a request to save, and return the number that its heartbeats carry."""
         self._parking.begin_group()
         self._history.begin_group()
         return self._roster.begin_group()
@@ -362,7 +362,7 @@ class Monitor:
         return self._roster.group
 
     def beat(self, beat: HeartbeatState) -> None:
-        """Take a rank's heartbeat."""
+        """Record a rank's heartbeat."""
         now = self._clock()
         self._roster.hear(beat, now)
         if now - self._kept_at >= _BEATS_SECONDS:
@@ -371,12 +371,12 @@ class Monitor:
     forget = _changes(_answered_by("_roster", Roster.forget))
 
     def sightings(self) -> list[LastHeartbeat]:
-        """Return the latest heartbeat of each rank of the present group."""
+        """Return the latest heartbeat of each rank of the current group."""
         return self._roster.sightings(self._clock())
 
     @_changes
     def blame(self, finding: HangFinding) -> None:
-        """Record who in the present group hangs. Its peers may report it, too, before the group has ended."""
+        """Record which ranks of the current group hang. Their peers may also report this before the group has ended."""
         self._roster.blamed = finding
 
     def blamed(self) -> HangFinding | None:
@@ -384,14 +384,14 @@ class Monitor:
 
     @_changes
     def set_noticed(self, ranks: dict[int, str]) -> None:
-        """Record which ranks of the present group are on nodes with notice, with Ray's ids of these nodes."""
+        """Record which ranks of the current group are on nodes with notice, with Ray's ids of these nodes."""
         self._roster.noticed = ranks
 
     def noticed(self) -> dict[int, str]:
         return self._roster.noticed
 
     def seconds_left(self, node: str) -> float | None:
-        """Return the seconds until a node goes, as its own workers reported; None if they did not."""
+        """Return the seconds until a node disappears, or None if its workers reported no deadline."""
         end = self._roster.ends.get(node)
         return None if end is None else max(0.0, end - self._clock())
 
@@ -411,28 +411,28 @@ _NOT_KEPT = ("_clock", "_epoch", "_memo", "_call", "_kept_at")
 
 # -- crash safe memory -------------------------------------------------------------------------------------------------
 #
-# There are two files, written in turn, and only a complete one counts. So a process that is killed while it writes
-# leaves what it wrote before.
+# There are two files, written in turn, and only a complete write counts. A process that is killed while it writes
+# therefore leaves its previous write intact.
 
 
 class CrashSafeMemory:
-    """Holds what a process writes, for another process or its own successor to read. Can be sent to other processes.
+    """Holds data that a process writes for other processes or its own successor. Can be sent to other processes.
 
     Args:
-        paths: of two files that exist; see `held`.
+        paths: paths of two existing files; see `held`.
     """
 
     def __init__(self, paths: Sequence[str]):
         self._paths, self._number = tuple(paths), 0
 
     def read(self) -> bytes | None:
-        """Return the bytes that were written last.
+        """Return the bytes of the latest write.
 
         Returns:
             None if nothing was written.
 
         Raises:
-            OSError: the process that held the files is gone, or they are another user's.
+            OSError: the process that held the files is gone, or the files belong to another user.
         """
         writes = [_parse(_whole(path)) for path in self._paths]
         self._number, data = max((one for one in writes if one is not None), default=(0, None))
@@ -456,7 +456,7 @@ class CrashSafeMemory:
 
 @contextmanager
 def held() -> Iterator[CrashSafeMemory]:
-    """Provide a memory that other processes of this machine and user may use during the `with` statement."""
+    """Yield a memory that other processes on this machine, of the same user, can use during the `with` statement."""
     files = [os.memfd_create("raytf-memo") for _ in range(2)]
     try:
         yield CrashSafeMemory([f"/proc/{os.getpid()}/fd/{file}" for file in files])

@@ -19,13 +19,13 @@ class Progress:
 
     Args:
         attempts: names of the run's worker groups so far.
-        now: seconds of a clock that only goes forward, as in all calls.
+        now: time of a monotonic clock in seconds, as in all methods.
 
     Attributes:
-        status: the latest of the present group; None until there is one.
-        stage: of the start, until then; empty where none is known.
-        reached: the latest global step that was ever reported.
-        durable: step of the newest checkpoint on storage, 0 for none; None until a group of this driver has looked.
+        status: latest status of the current group; None until there is one.
+        stage: stage of the start, until there is a status; empty if unknown.
+        reached: latest global step that was ever reported.
+        durable: step of the newest checkpoint in storage, 0 for none; None until a group of this driver has checked.
     """
 
     def __init__(self, attempts: Sequence[str], now: float):
@@ -39,10 +39,11 @@ class Progress:
         self.reached = 0
 
     def update(self, status: Status, now: float) -> tuple[str, dict[str, Any]] | None:
-        """Take a status.
+        """Record a status.
 
         Returns:
-            Kind and fields of a row for the ledger, at each change of phase and every `PROGRESS_SECONDS`; else None.
+            Kind and fields of a row for the ledger if the phase or number of workers changed, or after
+            `PROGRESS_SECONDS`; else None.
         """
         before = self.status
         self.status, self.stage, self._updated_at = status, "", now
@@ -55,11 +56,11 @@ class Progress:
         return ("phase" if is_new else "progress"), status.row()
 
     def begin(self, attempt: str, now: float) -> tuple[list[str], int | None]:
-        """Take note that a worker group starts.
+        """Record that a worker group starts.
 
         Returns:
-            All attempts before it, and the step of the newest checkpoint on storage: 0 if there is no checkpoint, None
-            until a group of this driver has looked.
+            All attempts before this one, and the step of the newest checkpoint in storage: 0 for none, None until a
+            group of this driver has checked.
         """
         self._restart.joined(now)
         before = list(self._attempts)
@@ -67,33 +68,32 @@ class Progress:
         return before, self.durable
 
     def commits(self, step: int) -> None:
-        """Take note that the checkpoint of a step is about to be complete on storage; rank 0 waits until this is
-        known."""
+        """Record that the checkpoint of a step is about to be complete in storage; rank 0 waits for this call."""
         self._committing = max(self._committing, step)
 
     def is_saving(self) -> bool:
-        """Return whether a later checkpoint than the newest known one may be on storage."""
+        """Return whether storage may hold a newer checkpoint than the newest known one."""
         return self._committing > (self.durable or 0)
 
     def is_over(self, attempt: str) -> bool:
-        """Return whether another worker group has started after this one."""
+        """Return whether a newer worker group than `attempt` has started."""
         return attempt in self._attempts[:-1]
 
     def go_back(self, step: int) -> None:
-        """Mark everything after a step as void; the newest checkpoint may be void, too."""
+        """Roll back to a step, and forget the newest checkpoint, which may be void."""
         self.reached, self.durable = min(self.reached, step), None
 
     def happened(
         self, kind: str, fields: dict[str, Any], sightings: Sequence[LastHeartbeat], now: float
     ) -> tuple[dict[str, Any], str]:
-        """Take an event.
+        """Process an event.
 
         Args:
             sightings: the latest heartbeat of each rank.
-            now: seconds of a clock that only goes forward.
+            now: time of a monotonic clock in seconds.
 
         Returns:
-            The fields, completed with what is known here; and a line for the user, empty for none.
+            The fields, completed from the progress so far, and a line for the user, empty for none.
         """
         status = self.status
         known: dict[str, Any] = {}
@@ -120,7 +120,7 @@ class Progress:
         return fields, ""
 
     def _went_on(self, fields: dict[str, Any]) -> str:
-        """Complete an attempt that began where its workers were; the line for the user."""
+        """Complete the fields of an attempt whose workers continued in place, and return a line for the user."""
         fields["silent"] = pause = sum(fields["phases"].values())
         workers, step = fields["world_size"], fields["from_step"]
         who = f"{workers} workers continue" if workers > 1 else "1 worker continues"
@@ -129,11 +129,11 @@ class Progress:
     def _failed(
         self, fields: dict[str, Any], status: Status | None, sightings: Sequence[LastHeartbeat], now: float
     ) -> None:
-        # Since the last status of a group that trained; a group that did not has no status, or its phase says so.
+        # Count from the last status of a group that trained. Other groups have no status, or one with another phase.
         is_training = status is not None and status.phase == "training"
         fields["silent"] = now - self._updated_at if is_training else 0.0
         if is_training:
-            # Surviving ranks report how far they came when they leave; the status comes only twice a second.
+            # Surviving ranks report their step when they leave; the status arrives only twice a second.
             fields["step"] = max(fields["step"], *(sighting.beat.step for sighting in sightings), 0)
             self.reached = max(self.reached, fields["step"])
         self._restart.fault(now, fields["silent"])

@@ -1,4 +1,4 @@
-"""The driver's work besides Ray Train: it listens to the workers, writes the ledger, and exports the run's figures."""
+"""The driver's work besides Ray Train: read the monitor, write the ledger, and export the run's figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from raytf.training.process.monitor_client import MonitorClient
 
 #: Seconds between two reads of the monitor.
 _POLL_SECONDS = 0.3
-#: Seconds to wait for the monitor's answer, during the run and at its end.
+#: Seconds to wait for the monitor's reply, during the run and at its end.
 _READ_SECONDS, _LAST_READ_SECONDS = 30.0, 5.0
 #: Seconds between two signs of life in the run's folder, for people who watch the run from another machine.
 _SIGN_SECONDS = 1.0
@@ -247,7 +247,7 @@ def listening(reader: MonitorReader, display: Display, status_file: StatusFile, 
                 show()
             if lease.lost.is_set():
                 with contextlib.suppress(OSError, SystemExit):
-                    display.say("error: another process took this run over while this one was suspended; stopping")
+                    display.say("error: another process took over this run while this one was suspended; stopping")
                     sys.stdout.flush()
                 os._exit(EXIT_AGAIN)
 
@@ -281,12 +281,12 @@ def _deliver(message: str | ProgramOutput, display: Display) -> None:
 
 @contextlib.contextmanager
 def exported(run: str, monitor: MonitorClient, book: RunLedger) -> Iterator[None]:
-    """Export the run's figures to Ray's metrics and TensorBoard every few seconds. Its thread is not that of
-    `listening`, since it may wait for storage."""
+    """Export the run's figures to Ray's metrics and TensorBoard every few seconds, in a thread of its own, since this
+    may wait for storage."""
 
     def export(stop: threading.Event) -> None:
         book.read_earlier()
-        if stop.is_set():  # reading took long, and the connection to Ray may have changed
+        if stop.is_set():  # reading took so long that the connection to Ray may have changed
             return
         shown = Metrics(run, book.figures)
         while True:

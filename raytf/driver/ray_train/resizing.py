@@ -1,5 +1,5 @@
-"""Decide when a run changes its number of workers, on which nodes they are, which ones leave, and how long that is
-waited for. No Ray here."""
+"""Decide when a run changes its number of workers, which nodes it uses, which workers leave, and how long to wait for
+them. Nothing here uses Ray."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 
 from raytf.driver.supervision.retry import without
 
-#: Seconds without a further change of the cluster before a run follows one: nodes that were requested together arrive
-#: together, and a node that comes and goes is not worth a restart.
+#: Seconds for which the cluster must be stable before a run follows a change. Nodes that were requested together arrive
+#: at about the same time, and a node that appears only briefly is not worth a restart.
 SETTLE_SECONDS = 4.0
 #: Seconds after which a run follows a cluster that keeps changing.
 PATIENCE_SECONDS = 8.0
-#: A run that cannot leave a node with notice saves once more this many seconds before the node goes.
+#: A run that cannot leave a node with notice saves once more this many seconds before the node disappears.
 LAST_SAVE_SECONDS = 10.0
-#: Seconds for workers that come to join, and those that they come for to leave, before the cluster is looked at anew.
+#: Seconds for new workers to join and for dismissed workers to leave, before the cluster is checked again.
 _LEAVE_SECONDS = 120.0
-#: Seconds until workers are added again after there was no room for them.
+#: Seconds to wait before adding workers again after there was no room for them.
 _FULL_SECONDS = 10.0
 
 
 class ResizeDecision(enum.Enum):
-    """The next step for a worker group that trains well."""
+    """The next action for a worker group that trains without failures."""
 
     KEEP = "keep"
-    PARK = "park"  # ask all ranks to save the present step and to wait
-    RELEASE = "release"  # the reason to park is gone, or it was only to save: train on
-    RESIZE = "resize"  # all ranks have saved, or need not: replace the group by one of the new size, or change it
+    PARK = "park"  # ask all ranks to save the current step and to wait
+    RELEASE = "release"  # parking is no longer needed, or was only meant to save: continue training
+    RESIZE = "resize"  # all ranks have saved, or need not: change the group, or replace it with one of the new size
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class ClusterView:
     """The cluster and the run at one moment.
 
     Attributes:
-        now: seconds, of any clock that only goes forward.
-        workers: that the run has.
-        possible: workers that the cluster can run now, without nodes that are about to go; at most the maximum.
-        leaving: whether a node of the run was given notice.
-        parked: True when all ranks have saved and wait, False when they could not save, None until either is known.
-        deadline: when the first of the nodes with notice goes, by the same clock; None if that is not known.
+        now: time in seconds of a monotonic clock.
+        workers: number of the run's workers.
+        possible: workers that the cluster can run now on nodes without notice; at most the maximum.
+        leaving: whether a node of the run has a preemption notice.
+        parked: True if all ranks have saved and wait, False if they could not save, None until one of these is known.
+        deadline: time by the same clock at which the first node with notice disappears; None if unknown.
     """
 
     now: float
@@ -54,17 +54,17 @@ class ClusterView:
 
 
 class Resizer:
-    """Follows the cluster's changes: only once a change has lasted, and at most once in `every_seconds`.
+    """Decides when to follow a change of the cluster: after it has lasted, and at most once in `every_seconds`.
 
-    Notice for a node of the run is followed at once, since the node goes anyway. If the nodes that stay are too few,
-    the run saves at once and again shortly before the end, and trains on meanwhile: new nodes may come. What cannot be
-    planned, the loss of a node without notice, is reported with `started` and counts as a change: a node that goes and
-    comes back within the interval costs one restart, not two.
+    A notice for a node of the run is followed at once, because the node disappears anyway. If too few nodes stay, the
+    run saves at once and again shortly before the deadline. Until then it continues to train, because new nodes may
+    join. A node lost without notice is reported with `started` and counts as a change, so a node that disappears and
+    returns within the interval costs one restart, not two.
 
     Args:
-        fewest: workers that a run needs at least.
-        every_seconds: between two planned changes.
-        is_partial: workers come and go while the others train, so that nobody has to save and wait.
+        fewest: fewest workers with which the run can train.
+        every_seconds: shortest time between two planned changes.
+        is_partial: whether workers join and leave while the others train, so that no worker has to save and wait.
     """
 
     def __init__(self, fewest: int, every_seconds: float, is_partial: bool = False):
@@ -78,14 +78,14 @@ class Resizer:
         self._saved_at: float | None = None
 
     def started(self, workers: int, now: float) -> None:
-        """Take note that a group of this many workers starts, for any reason."""
+        """Record that a group of this many workers starts, for any reason."""
         if self._workers is not None and workers != self._workers:
             self._changed_at = now
         self._workers, self._seen, self._differs_at, self._parking = workers, None, now, False
         self._saved_at = None
 
     def decide(self, view: ClusterView) -> ResizeDecision:
-        """Return the next move. Carry it out before asking for the next one; if it failed, the view says so."""
+        """Return the next action. Carry it out before the next call, whose view shows whether it succeeded."""
         if view.possible != self._seen:
             self._seen, self._seen_at = view.possible, view.now
         has_room = view.possible >= self._fewest
@@ -126,8 +126,8 @@ class Resizer:
 
 @dataclass(frozen=True)
 class NodeChoice:
-    """The nodes on which workers may start, and those that are left out: workers fail on them, or their GPUs are of
-    another kind."""
+    """The nodes on which workers may start, and the nodes left out because workers fail there or because they have
+    another kind of GPU."""
 
     nodes: set[str]
     failing: frozenset[str]
@@ -142,15 +142,15 @@ def choose_nodes(
     count: Callable[[Collection[str]], int],
     of_one_kind: Callable[[set[str]], set[str]],
 ) -> NodeChoice:
-    """Choose nodes without those on which workers fail, and without slow ones that can be replaced.
+    """Choose nodes, avoiding those on which workers fail and slow ones that can be replaced.
 
     Args:
-        usable: all of them.
-        unwanted: nodes on which workers fail, the worst first; they are used where a run could not start without them.
+        usable: all usable nodes.
+        unwanted: nodes on which workers fail, the worst first; used only if the run could not start without them.
         slow: nodes of stragglers.
-        fewest: workers that a run needs at least.
-        count: returns how many workers nodes can run.
-        of_one_kind: returns those of some nodes whose GPUs have the kind of the run.
+        fewest: fewest workers with which the run can train.
+        count: returns how many workers some nodes can run.
+        of_one_kind: returns the nodes, of those passed, whose GPUs are of the run's kind.
     """
     sound = without(usable, unwanted, fewest, lambda some: count(of_one_kind(some)))
     alike = of_one_kind(sound)
@@ -159,12 +159,12 @@ def choose_nodes(
 
 
 def next_size(possible: int | None, survivors: int, fewest: int) -> int | None:
-    """Return how many workers the next group has; None while there are too few.
+    """Return the number of workers in the next group, or None while the cluster can run too few.
 
     Args:
-        possible: workers that the cluster can run; None if that is not known.
-        survivors: workers that train already, with however few they are; 0 where all start again.
-        fewest: workers that a run needs at least.
+        possible: workers that the cluster can run; None if unknown.
+        survivors: workers that continue to train, even if fewer than `fewest`; 0 if all workers restart.
+        fewest: fewest workers with which the run can train.
     """
     if survivors:
         return max(survivors, possible or 0)
@@ -172,55 +172,55 @@ def next_size(possible: int | None, survivors: int, fewest: int) -> int | None:
 
 
 def ranks_to_replace(nodes: Sequence[str], lost: Collection[int], wanted: int, usable: Collection[str]) -> list[int]:
-    """Return the lost ranks that new workers take on the same nodes, which must be usable; the group continues without
-    the other lost ones.
+    """Return the lost ranks to replace with new workers on the same, usable nodes. The group continues without the
+    other lost ranks.
 
     Args:
-        nodes: of the workers, by rank.
-        wanted: how many workers the group should have.
+        nodes: node of each worker, by rank.
+        wanted: number of workers that the group should have.
     """
     room = wanted - (len(nodes) - len(lost))
     return [rank for rank in sorted(lost) if nodes[rank] in usable][: max(0, room)]
 
 
 def planned_change(nodes: Sequence[str], wanted: int, usable: Collection[str]) -> tuple[list[int], int]:
-    """Return the ranks that leave, those on unusable nodes first, and how many workers are added before that.
+    """Return the ranks that leave, those on unusable nodes first, and how many workers to add before they leave.
 
     Args:
-        nodes: of the workers, by rank.
-        wanted: how many workers the group should have.
+        nodes: node of each worker, by rank.
+        wanted: number of workers that the group should have.
     """
     going = [rank for rank, node in enumerate(nodes) if node not in usable]
     more = wanted - (len(nodes) - len(going))
-    if more < 0:  # with fewer workers and no node that goes, the last ones leave
+    if more < 0:  # the group must shrink further: the last ranks leave
         going += [rank for rank in reversed(range(len(nodes))) if rank not in going][:-more]
     return going, max(0, more)
 
 
 # -- departures --------------------------------------------------------------------------------------------------------
 #
-# `raytf.driver.ray_train.scaling_policy` tells the arbiter of them.
+# `raytf.driver.ray_train.scaling_policy` passes them to the arbiter.
 
 
 class Departures:
-    """Notes which workers were dismissed, by their places, and which have left. `clock` only goes forward."""
+    """Records which workers were dismissed, by their places, and which have left. `clock` is monotonic."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: a new group starts."""
+        """Forget everything, because a new group starts."""
         self._dismissed, self._gone = set[Hashable](), set[int]()
         self.go_on()
 
     @property
     def are_awaited(self) -> bool:
-        """Return whether the group must not be changed otherwise yet."""
+        """Whether the group must not be changed in any other way yet."""
         return self._clock() < self._rests_until
 
     def go_on(self) -> None:
-        """End the wait after the group has changed: what it needs is decided anew."""
+        """End the wait, because the group has changed and its next change is decided anew."""
         self._rests_until = float("-inf")
 
     def wait_for_room(self) -> None:
@@ -228,12 +228,12 @@ class Departures:
         self._rests_until = self._clock() + _FULL_SECONDS
 
     def dismiss(self, workers: Collection[Hashable]) -> None:
-        """Take note that the arbiter has told workers to leave."""
+        """Record that the arbiter has dismissed workers."""
         self._dismissed, self._rests_until = set(workers), self._clock() + _LEAVE_SECONDS
 
     def left(self, places: Sequence[Hashable], ended: Collection[int]) -> set[int]:
-        """Return the ranks that have left as dismissed, never all: of the workers at these places, by rank, of which
-        some have ended."""
+        """Return the dismissed ranks that have left, from the place of each rank and the ranks that have ended. Return
+        none if all have left."""
         self._gone = {rank for rank, place in enumerate(places) if place in self._dismissed and rank in ended}
         if len(self._gone) == len(places):
             self._gone = set()
@@ -241,6 +241,6 @@ class Departures:
         return self._gone
 
     def take(self) -> set[int]:
-        """Return the ranks that `left` returned last; only once."""
+        """Return the ranks that `left` returned last, and forget them."""
         gone, self._gone = self._gone, set()
         return gone

@@ -1,5 +1,5 @@
-"""A run with Ray Train: trainer, one controller with its failure policy, and another one if it dies while the run makes
-progress."""
+"""Runs a job with Ray Train: a trainer, its failure policy, and a controller that is replaced if it dies while the run
+makes progress."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from raytf.training.process.heartbeat_types import LastHeartbeat
 from raytf.training.process.monitor_client import MonitorClient
 from raytf.training.process.process import ProcessSettings
 
-#: Seconds that all workers have to end by themselves; Ray would wait 5 s for each one that hangs.
+#: Seconds that all workers together have to exit by themselves; Ray would wait 5 s for each worker that hangs.
 _END_SECONDS = 0.5
-#: Ray Train's callbacks that are left out: the first would change the workers' folder, while a job's relative paths
-#: mean those of the driver; the second starts a process with Ray Data for each group, which raytf does not use; the
-#: third starts one that cannot tell without Ray's dashboard whether a controller lives: see `remove_abandoned`.
+#: Ray Train's callbacks that raytf leaves out. The first would change the workers' folder, but a job's relative paths
+#: start at the driver's folder. The second starts a Ray Data process for each group, which raytf does not use. The
+#: third starts a process that needs Ray's dashboard to check whether a controller is alive; see `remove_abandoned`.
 _LEFT_OUT = ("WorkingDirectorySetupCallback", "DatasetsCallback", "PlacementGroupCleanerCallback")
 Answer = TypeVar("Answer")
-#: Seconds to wait for an answer of the monitor.
+#: Seconds to wait for a reply from the monitor.
 _ANSWER_SECONDS = 10.0
 
 
@@ -51,9 +51,9 @@ def run(job: TrainingJob, run: Storage, resources: dict[str, float], poll: Calla
     """Train a job to its end, and return its result.
 
     Args:
-        run: its folder.
-        resources: of each worker.
-        poll: called a few times a second meanwhile; what it raises ends the run.
+        run: the run's folder.
+        resources: resources of each worker.
+        poll: called a few times a second during training; an error that it raises ends the run.
 
     Raises:
         RaytfError: the controller's failure policy made no further attempt, or controllers keep dying.
@@ -67,7 +67,7 @@ def run(job: TrainingJob, run: Storage, resources: dict[str, float], poll: Calla
 
 
 def _fit(trainer: Trainer) -> Any:
-    """Run a trainer; its errors are for the user, or a ControllerDiedError."""
+    """Run a trainer, and raise either an error for the user or a ControllerDiedError."""
     try:
         return trainer.fit()
     except ray.train.TrainingFailedError as error:
@@ -76,10 +76,10 @@ def _fit(trainer: Trainer) -> Any:
         raise failure.error from None
     except ray.exceptions.RayActorError as error:
         if not error.actor_init_failed:
-            # Its workers end with it, but what was reserved for them would stay reserved until this driver ends.
+            # Its workers end with it, but their resources would stay reserved until this driver exits.
             remove_abandoned()
             raise ControllerDiedError(one_line(error, 200)) from None
-        # It did not die: it could not start, and would not the next time.
+        # The controller did not die: it could not start, and another attempt would fail, too.
         why = [line for line in str(error).splitlines() if line.strip()][-1]
         raise ClusterError(
             f"Ray Train could not start on the cluster's head: {one_line(why, 500)}. The head needs the job's "
@@ -137,7 +137,7 @@ def _of_processes(config: TrainConfig, on_gpu: bool) -> ProcessSettings:
 
 
 def _threads(config: TrainConfig, on_gpu: bool) -> int | None:
-    """Return the number of TensorFlow's threads in each worker; None for the node's CPUs per GPU."""
+    """Return TensorFlow's number of threads in each worker, or None to use the node's CPUs per GPU."""
     cluster = config.cluster
     if on_gpu and cluster.cpus_per_worker is None and not config.compute.exact:
         return None
@@ -154,12 +154,12 @@ def _train_function(job: TrainingJob) -> Callable[[], Any]:
 
 
 class Trainer(TensorflowTrainer):
-    """TensorflowTrainer with raytf's policies. `poll` is called a few times a second while the controller runs; what it
-    raises ends the run."""
+    """TensorflowTrainer with raytf's policies. `poll` is called a few times a second while the controller runs, and an
+    error that it raises ends the run."""
 
     def __init__(self, train_loop: Callable[[], Any], context: PolicyContext, poll: Callable[[], None], **kwargs: Any):
         self._context, self._poll = context, poll
-        # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
+        # Skip TensorflowTrainer's own __init__, which only sets a default backend and imports TensorFlow for it.
         super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
 
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
@@ -190,7 +190,7 @@ class HungWorkerTeardown(WorkerGroupCallback):
 class MwmsConfig(BackendConfig):
     """Ray Train's backend for MultiWorkerMirroredStrategy: prepares each worker's process for its place in the group.
 
-    Ray's own imports TensorFlow in the controller (10 s) and sets TF_USE_LEGACY_KERAS in every worker.
+    Ray's own backend imports TensorFlow in the controller (10 s) and sets TF_USE_LEGACY_KERAS in every worker.
     """
 
     process: ProcessSettings = dataclasses.field(default_factory=ProcessSettings)
@@ -205,13 +205,13 @@ class _MwmsBackend(Backend):
         try:
             self._set_up(worker_group, backend_config)
         except ray.exceptions.RayError as error:
-            # Ray Train considers a group that fails after this point complete: it would drop the group without ending
-            # it, and the CPUs of its placement group would be lost to the run.
-            if hasattr(worker_group, "get_replica_groups"):  # the group, and not one worker that is replaced
+            # Ray Train does not shut down a group that fails here: the CPUs of its placement group would be lost to the
+            # run.
+            if hasattr(worker_group, "get_replica_groups"):  # a whole group, not a single worker that is replaced
                 train.drop(worker_group)
             cause = getattr(error, "cause", None)
             if isinstance(cause, GpuError):
-                # Ray Train makes no second attempt after other errors.
+                # Ray Train retries only after this error.
                 raise train.WorkerGroupStartupFailedError(cause) from None
             raise
 
@@ -229,17 +229,17 @@ class _MwmsBackend(Backend):
 
 
 class FailurePolicy(DefaultFailurePolicy):
-    """Ray Train's retry budgets, and the Supervisor's decisions; reports to user and ledger what failed.
+    """Combines Ray Train's retry budgets with the Supervisor's decisions, and reports failures to user and ledger.
 
     Args:
-        run_uri: the run's folder, to which stacks of frozen workers are written; None to not look for frozen workers.
-        supervisor: of the run, shared with the scaling policy.
-        is_partial: the workers that are left when others are lost continue.
+        run_uri: the run's folder, where stacks of frozen workers are written; None to not check for frozen workers.
+        supervisor: the run's Supervisor, shared with the scaling policy.
+        is_partial: whether the surviving workers continue when others are lost.
 
     Attributes:
-        lost: ranks that are gone while the others continue; None where all have to start again.
-        size: how many workers there are; the controller sets it.
-        left: ranks of workers that have left as planned; the controller sets it.
+        lost: ranks that are lost while the others continue; None if all have to restart.
+        size: number of workers, set by the controller.
+        left: ranks of workers that have left as planned, set by the controller.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class FailurePolicy(DefaultFailurePolicy):
         none: list[LastHeartbeat] = []
         sightings = _or_else(none, monitor.sightings)
         hung = self._frozen(error)
-        if hung is not None:  # the driver raises Ray's error, which must say who hung
+        if hung is not None:  # the driver raises Ray's error, which must contain the ranks that hung
             error.worker_failures = hung.worker_failures
         self._reached = _or_else(self._reached, monitor.reached)
         scene = Scene(self._reached, {s.beat.rank: s.beat.node for s in sightings}, _or_else({}, monitor.noticed))
@@ -286,7 +286,7 @@ class FailurePolicy(DefaultFailurePolicy):
         return FailureDecision.RETRY if decision.retry else FailureDecision.RAISE
 
     def _frozen(self, error: Any) -> WorkerGroupError | None:
-        """Return the error to raise instead if ranks only report the loss of a peer, and that peer is frozen."""
+        """Return the error to raise instead if all ranks report only the loss of a peer, and that peer is frozen."""
         errors = worker_errors(error)
         unknown = all(isinstance(e, WorkerLostError) and not isinstance(e, LeftBehindError) for e in errors.values())
         if self._run_uri is None or not errors or not unknown:

@@ -1,4 +1,4 @@
-"""Decides how many workers the next group has: Ray Train's elastic policy, with raytf's decisions."""
+"""Decides the number of workers in the next group: Ray Train's elastic policy with raytf's decisions."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from raytf.runs.notebook import in_notebook
 from raytf.training.process.monitor_client import MonitorClient
 from raytf.training.worker import take_rank
 
-#: Seconds in which Ray learns that the resources of a group that has ended are free.
+#: Seconds that Ray may take to notice that the resources of an ended group are free.
 _FREE_SECONDS = 1.0
-#: Seconds between two looks at a cluster that cannot give the fewest workers yet.
+#: Seconds between two checks of a cluster that cannot run the fewest workers yet.
 _WAIT_SECONDS = 0.25
-#: Seconds between two messages about that.
+#: Seconds between two messages about such a cluster.
 _WAIT_MESSAGE_SECONDS = 60.0
-#: Seconds for the monitor's answer.
+#: Seconds to wait for a reply from the monitor.
 _ANSWER_SECONDS = 5.0
 
 
 def remove_abandoned() -> None:
-    """Remove this job's placement groups whose controller died: Ray would only do it when the driver ends."""
+    """Remove this job's placement groups whose controller died; Ray would do so only when the driver exits."""
     for group in state.abandoned_placement_groups():
         remove_placement_group(group)
 
@@ -61,11 +61,11 @@ class PolicyContext:
     """The run for which a policy decides.
 
     Attributes:
-        name: of the run on this cluster.
-        supervisor: of the run, shared with the failure policy.
-        keeps_kind: keep the first kind of GPU that a group has: another kind would not compute the promised bits.
-        is_alone: nobody else uses this Ray.
-        arbiter: decides who belongs to the group, where workers come and go while others train; else None.
+        name: name of the run on this cluster.
+        supervisor: the run's Supervisor, shared with the failure policy.
+        keeps_kind: whether to keep the first group's kind of GPU, because another kind would compute different bits.
+        is_alone: whether no other job uses this Ray.
+        arbiter: decides which workers are in the group if they can join and leave while others train; else None.
     """
 
     name: str
@@ -81,10 +81,10 @@ class PolicyContext:
 class ScalingPolicy(train.ElasticScalingPolicy):
     """Ray Train's elastic policy, with a save before each planned change and its own check of which nodes are alive.
 
-    Ray's policy tears the group down in the middle of a step, up to a minute after the cluster has changed, and after
-    the loss of a node it plans with that node until the cluster has noticed. Here the ranks save and wait first. This
-    class asks Ray and acts; `Resizer` decides when, `choose_nodes` and `NodeExclusion` on which nodes, and `Watchdog`
-    ends a group that hangs.
+    Ray's policy shuts the group down in the middle of a step, up to a minute after the cluster has changed. After the
+    loss of a node, it counts on that node until the cluster has noticed the loss. Here the ranks save and wait first.
+    This class asks Ray and acts. `Resizer` decides when to resize, `choose_nodes` and `NodeExclusion` choose the nodes,
+    and `Watchdog` ends a group that hangs.
     """
 
     def __init__(self, scaling_config: Any, run: PolicyContext):
@@ -95,28 +95,28 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._departures = Departures()
         #: Created in the controller's process.
         self._watchdog: Watchdog | None = None
-        #: Nodes that were left out at the last look, and those on which workers fail.
+        #: The latest choice of nodes, and the nodes on which workers fail.
         self._choice = NodeChoice(set(), frozenset(), frozenset())
         self._unwanted: list[str] = []
         #: Nodes of stragglers that should be replaced.
         self._slow: list[str] = []
         self._ticket = 0
-        #: Nodes reserved for the run that can be used.
+        #: Usable nodes that are reserved for the run.
         self._nodes: list[str] = []
         #: All nodes that are alive and have no notice.
         self._staying: set[str] = set()
-        #: Nodes with notice -> Unix time in ms at which they go, 0 if that is not known.
+        #: Nodes with notice -> Unix time in ms at which they disappear, 0 if unknown.
         self._leaving: dict[str, int] = {}
         self._ends = NoticeEnds(run.monitor)
-        #: The present group's ranks on nodes with notice -> the node.
+        #: The current group's ranks on nodes with notice -> the node.
         self._noticed: dict[int, str] = {}
-        #: All nodes with notice that the group has had: a dead one is not draining any more.
+        #: All nodes of the group that ever had notice, because Ray no longer lists a dead node as draining.
         self._noticed_nodes: set[str] = set()
         self._unusable_workers = 0
         self._reported_at = float("-inf")
         resources = train.resources_of_worker(scaling_config)
         self._has_one_kind = bool(resources.get("GPU")) and not flags.mixed_gpus
-        #: The kind of GPU of the present group and of the next one.
+        #: The GPU kind of the current group and of the next group.
         self._kind: str | None = None
         self._next_kind: str | None = None
         warm = WarmSupply(resources, run.monitor.say, in_notebook(), self._is_partial)
@@ -130,8 +130,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             self._coordinator_client = train.coordinator_here(self._requester_id)
             self._send_resource_request()
             return
-        # Reservations of a killed controller stay for three minutes, unless they are requested again under the
-        # same name. A run has only one controller, since it has only one owner.
+        # Reservations of a killed controller last three minutes, unless they are requested again under the same name.
+        # The name is unique, because a run has only one owner and so only one controller.
         super().after_controller_start(types.SimpleNamespace(run_id=self._run.name))
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
@@ -151,9 +151,9 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             self._reported_at = time.monotonic()
             self._run_monitor.book(events.Waiting(possible, fewest))
             self._run_monitor.say(
-                f"waiting: the cluster can run {possible} workers now, and at least {fewest} are wanted"
+                f"waiting: the cluster can run {possible} workers now, but at least {fewest} are needed"
             )
-        time.sleep(_WAIT_SECONDS)  # otherwise Ray's controller asks again at once, for ever
+        time.sleep(_WAIT_SECONDS)  # otherwise Ray's controller calls this in a busy loop
         return train.NoopDecision()
 
     def make_decision_for_running_worker_group(
@@ -196,15 +196,15 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return train.NoopDecision()
 
     def ranks_to_replace(self, nodes: Sequence[str], lost: Collection[int], wanted: int) -> list[int]:
-        """Return the lost ranks that new workers on the same nodes take."""
+        """Return the lost ranks to replace with new workers on the same nodes."""
         return resizing.ranks_to_replace(nodes, lost, wanted, self._nodes)
 
     def planned_change(self, nodes: Sequence[str], wanted: int) -> tuple[list[int], int]:
-        """Return the ranks that leave, and how many workers are added before that."""
+        """Return the ranks that leave, and how many workers to add before they leave."""
         return resizing.planned_change(nodes, wanted, self._nodes)
 
     def replaced(self, ranks: Collection[int], nodes: Mapping[int, str]) -> None:
-        """Take note that other workers have these ranks now; `nodes` are those of all ranks."""
+        """Record that these ranks were reassigned to other workers; `nodes` holds the node of every rank."""
         self._run_monitor.forget(list(ranks))
         self._noticed = {}
         self._follow_notices(nodes)
@@ -213,35 +213,35 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._watchdog.joined(ranks)
 
     def guarding(self) -> AbstractContextManager[None]:
-        """Return a context in which workers that are stopped while others wait for them are ended."""
+        """Return a context that ends workers that are stopped while others wait for them."""
         assert self._watchdog is not None
         return self._watchdog.guarding()
 
     def is_full(self) -> None:
-        """Take note that there was no room for workers that were to be added, or that they did not start."""
+        """Record that there was no room for additional workers, or that they did not start."""
         self._departures.wait_for_room()
 
     def take_rank(self) -> Callable[[Any], None]:
-        """Return the function that a worker calls when Ray Train has another rank for it."""
+        """Return the function that a worker calls when Ray Train assigns it another rank."""
         return take_rank
 
     def selector(self) -> dict[str, str]:
-        """Return the labels of nodes on which new workers may start: Ray may not know yet that a node is dead."""
+        """Return a label selector for nodes where workers may start; Ray may not know yet that a node is dead."""
         return {NODE_LABEL: f"in({','.join(self._nodes)})"}
 
     def dismiss(self, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
-        """Have workers leave, once others have come."""
+        """Dismiss workers once the workers `after` have joined."""
         assert self._run.arbiter is not None
         dismiss(self._run.arbiter, workers, after)
         self._departures.dismiss(workers)
 
     def take_gone(self) -> set[int]:
-        """Return the ranks of workers that have left as they were told to; only once."""
+        """Return the ranks of dismissed workers that have left, and forget them."""
         return self._departures.take()
 
     def _follow_notices(self, nodes: Mapping[int, str]) -> float | None:
-        """Report which ranks are on nodes with notice, and return when the first of these nodes goes, by the monotonic
-        clock; None if that is not known."""
+        """Report which ranks are on nodes with notice. Return the monotonic time at which the first of these nodes
+        disappears, or None if unknown."""
         now, ends = time.monotonic(), self._ends.of(self._leaving, nodes.values())
         for node in sorted(set(ends) - self._noticed_nodes):
             end = ends[node]
@@ -264,8 +264,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return self.selector()
 
     def _wait_until_free(self, workers: int) -> None:
-        # Resources of the last group are free a moment after its end. A placement group that is requested sooner takes
-        # longer, since Ray retries less and less often.
+        # Resources of the last group are free a moment after its end. A placement group that is requested earlier takes
+        # longer, because Ray retries at growing intervals.
         need, deadline = train.resources_of_worker(self.scaling_config), time.monotonic() + _FREE_SECONDS
         while time.monotonic() < deadline:
             free = state.free_resources()
@@ -278,26 +278,26 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return self._get_resize_decision(workers)
 
     def _get_num_workers_for_resource_request(self) -> int:
-        # Reservations on unusable nodes are requested once more, on other nodes.
+        # Request replacements on other nodes for reservations on unusable nodes.
         return self.scaling_config.max_workers + self._unusable_workers
 
     def _poll_workers(self, worker_group_state: Any) -> None:
-        """Note who is slow; if the group hangs, end it by raising the watchdog's error."""
+        """Record the nodes of slow workers. If the group hangs, raise the watchdog's error, which ends it."""
         assert self._watchdog is not None
         for straggler in self._watchdog.poll(worker_group_state.workers):
             if self._run.flags.replace_stragglers and straggler.node not in self._slow:
                 self._slow.append(straggler.node)
 
     def _count_possible_workers(self, reserved_resources: Any) -> int:
-        need = train.resources_of_worker(self.scaling_config)  # for parts of a GPU, Ray's own count has rounding errors
+        need = train.resources_of_worker(self.scaling_config)  # Ray's count has rounding errors for fractions of GPUs
         room = sum(fitting(has, need) for has in reserved_resources.values())
         return min(room, self.scaling_config.max_workers)
 
     def _choose(self, usable: dict[str, Any], nodes: Mapping[str, Any]) -> set[str]:
-        """Return the nodes for workers, and report nodes that are left out and were not before.
+        """Return the nodes for workers, and report nodes that are newly left out.
 
         Args:
-            usable: node -> what is reserved on it.
+            usable: node -> resources reserved on it.
             nodes: node -> its entry in `ray.nodes()`.
         """
         exclusion, now = self._run.supervisor.exclusion, time.monotonic()
@@ -325,10 +325,10 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return choice.nodes
 
     def _poll_cluster(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:
-        """Return how many workers the cluster can run on nodes that stay, at most the maximum.
+        """Return how many workers the cluster can run on nodes without notice, at most the maximum.
 
         Args:
-            knock: check whether each node's raylet answers; Ray takes up to a minute to notice a dead one.
+            knock: whether to check that each node's raylet answers; Ray takes up to a minute to notice a dead node.
             known: which raylets answered a moment ago, for a second poll after the resource request has changed.
 
         Returns:
@@ -353,14 +353,14 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         usable = {node: resources for node, resources in reserved.items() if answers.get(node) and node in staying}
         chosen = self._choose(usable, staying)
         usable = {node: resources for node, resources in usable.items() if node in chosen}
-        # No more nodes are requested for those with other GPUs: the new ones might be of any kind, without end.
+        # Do not request replacements for nodes with other GPUs: new nodes could be of any kind, so this might not end.
         lost = [n for n in reserved if n not in usable and n not in self._choice.other_kinds]
         lost += [n for n in {*self._slow, *self._unwanted} if n in usable]
         unusable = self._count_possible_workers({n: reserved[n] for n in lost})
         if unusable != self._unusable_workers:
             self._unusable_workers = unusable
             self._send_resource_request()
-            if known is None:  # a spare node may be reserved now
+            if known is None:  # a replacement may be reserved now
                 return self._poll_cluster(knock, answers)
         self._nodes = sorted(usable)
         return self._count_possible_workers(usable)
@@ -369,8 +369,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
 def _why_to_park(view: ClusterView, is_slow: bool, fewest: int) -> str:
     if view.possible < fewest:
         return (
-            f"a node is about to go, and the cluster can run {view.possible} workers without it, while at least "
-            f"{fewest} are wanted: saving, and training on until it goes"
+            f"a node is about to go, but the cluster can run only {view.possible} workers without it, and at least "
+            f"{fewest} are needed: saving, then training until it goes"
         )
     why = "a node is about to go" if view.leaving else f"the cluster can run {view.possible}"
     why = "a node is slow, and another one is available" if is_slow else why
@@ -378,21 +378,21 @@ def _why_to_park(view: ClusterView, is_slow: bool, fewest: int) -> str:
 
 
 class NoticeEnds:
-    """Converts each notice once, when it is first seen, so that no clock that is set later changes anything.
+    """Converts each notice to monotonic time when it is first seen, so that later changes of a clock have no effect.
 
-    The monitor knows how long ago the workers of a node reported its notice, and how many seconds they gave it.
+    The monitor knows the seconds left until each deadline that the workers of a node have reported.
     """
 
     def __init__(self, monitor: MonitorClient):
         self._monitor = monitor
-        #: Node -> the time that Ray gives, and when it goes.
+        #: Node -> the deadline that Ray reported, and the monotonic time at which the node disappears.
         self._seen: dict[str, tuple[int, float | None]] = {}
 
     def of(self, leaving: Mapping[str, int], nodes: Collection[str]) -> dict[str, float | None]:
-        """Return when each of some nodes goes, if it has notice; None if that is not known.
+        """Return the monotonic time at which each of these nodes with notice disappears, or None if unknown.
 
         Args:
-            leaving: nodes with notice -> Unix time in ms by Ray, 0 for none.
+            leaving: nodes with notice -> Unix time in ms as Ray reported it, 0 for none.
         """
         for node, at in leaving.items():
             if node in nodes and (node not in self._seen or self._seen[node][0] != at):
@@ -403,14 +403,14 @@ class NoticeEnds:
         left: float | None = None
         with contextlib.suppress(ray.exceptions.RayError):
             left = self._monitor.seconds_left(node, _ANSWER_SECONDS)
-        if left is None and at:  # Ray only passes on a time, by the clock of the machine that told Ray
+        if left is None and at:  # Ray passes on a wall-clock time of the machine that sent the notice
             left = max(0.0, at / 1000 - time.time())
         return None if left is None else time.monotonic() + left
 
 
 def dismiss(arbiter: ArbiterAddress, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
-    """Have workers leave, once others have come."""
-    with contextlib.suppress(WorkerLostError):  # it ends with the driver
+    """Dismiss workers once the workers `after` have joined."""
+    with contextlib.suppress(WorkerLostError):  # the arbiter exits with the driver
         link = ArbiterLink.connect(arbiter, "the controller")
         link.dismiss([worker_name(*place) for place in workers], [worker_name(*place) for place in after])
         link.close()

@@ -1,5 +1,5 @@
-"""Warm processes, from the driver's side: those of a first group, started ahead; those of a controller and of the actor
-beside each group; and when nodes get more."""
+"""The driver's side of warm processes: starts them ahead for the first group, for controllers and for the actor beside
+each group, and decides when nodes get more."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from raytf.errors import one_line
 from raytf.runs.events import short
 from raytf.training.process import warm_pool
 
-#: Seconds between two requests to a node that lacks processes, and to one that has them.
+#: Seconds between two requests to a node that lacks warm processes, and to a node that has them.
 _SOON_SECONDS, _LATER_SECONDS = 2.0, 60.0
-#: Seconds to wait for an answer before asking again.
+#: Seconds to wait for a reply before asking again.
 _ANSWER_SECONDS = 30.0
-#: A process that imported its modules less than this many seconds ago was not a warm one.
+#: A process that imported its modules less than this many seconds ago was not warm.
 _COLD_SECONDS = 1.0
-#: The time at which this process did so.
+#: Time at which this process had imported its modules.
 _imported_at = float("-inf")
 _log = logging.getLogger(__name__)
 
 
 class Schedule:
-    """Decides when to ask which node. No Ray here. `clock` only goes forward."""
+    """Decides when to ask which node. Does not use Ray. `clock` is monotonic."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -43,7 +43,7 @@ class Schedule:
         self._waiting: set[str] = set()
 
     def restart(self) -> None:
-        """Forget what is known about all nodes, as there is a new group."""
+        """Forget the state of all nodes, because the group has changed."""
         self._asked.clear()
         self._ready.clear()
         self._waiting.clear()
@@ -61,17 +61,17 @@ class Schedule:
         return due_nodes
 
     def answered(self, node: str, ready: bool) -> None:
-        """Take a node's answer whether it has all the processes that it needs."""
+        """Record a node's reply: whether it has all the processes that it needs."""
         self._waiting.discard(node)
         (self._ready.add if ready else self._ready.discard)(node)
 
 
 def spare_nodes(room: dict[str, int], group: dict[str, int]) -> dict[str, int]:
-    """Return nodes with room for the workers of the group's node that runs the most, and how many each would run.
+    """Return spare nodes for the workers of the group's fullest node, and how many workers each would run.
 
     Args:
         room: node -> workers that fit into its free resources, in Ray's order.
-        group: node -> workers that it runs.
+        group: node -> number of the group's workers on it.
     """
     wanted, spares = max(group.values(), default=0), {}
     for node, fits in room.items():
@@ -85,10 +85,10 @@ class WarmSupply:
     """Keeps the nodes of a run, and a spare one, supplied with warm processes.
 
     Args:
-        resources: of each worker.
-        say: takes a line for the user, once for each node, on why it has no warm processes.
-        is_next_soon: start while the first group still starts, as the next run may follow at once, as in a notebook.
-        is_partial: the others continue without those that start, which may take longer then.
+        resources: resources of each worker.
+        say: prints a line for the user, once for each node, on why it has no warm processes.
+        is_next_soon: whether the next run may follow at once, as in a notebook, so that supply begins with the group.
+        is_partial: whether training continues while lost workers restart, so that warm processes may start slowly.
     """
 
     def __init__(
@@ -100,27 +100,27 @@ class WarmSupply:
     ):
         self._resources, self._say, self._is_next_soon = resources, say, is_next_soon
         self._nice = warm_pool.BESIDE_TRAINING if is_partial and not is_next_soon else 0
-        #: Whether warm processes follow the first step at once: a run's first group has nothing to catch up on.
+        #: Whether to start warm processes right after the first step: a run's first group recomputes no lost steps.
         self._is_urgent = True
         self._schedule = Schedule()
         self._group: list[Any] = []
         self._runtime_env = ""
         self._began_cold = False
-        #: Processes that lack for the next group's actor and the next run's controller.
+        #: Number of missing processes for the next group's actor and the next run's controller.
         self._helpers_lacking = 2
         self._answers: dict[Any, str] = {}
         self._explained: set[str] = set()
 
     def begin(self) -> None:
-        """Take note that the controller has started."""
+        """Record that the controller has started."""
         self._began_cold = time.monotonic() - _imported_at < _COLD_SECONDS
 
     def keep(self, workers: list[Any], staying: set[str]) -> None:
-        """Supply what is missing on nodes that stay; call this often while a group trains. Never waits; a failure is
-        reported once."""
+        """Start missing processes on nodes without notice; call this often while a group trains. Never waits, and
+        reports a failure only once."""
         try:
             self._keep(workers, staying)
-        except Exception as error:  # training works without it
+        except Exception as error:  # training works without warm processes
             self._say_once("run", f"no warm processes are started now: {type(error).__name__}: {one_line(error, 200)}")
 
     def _keep(self, workers: list[Any], staying: set[str]) -> None:
@@ -128,12 +128,12 @@ class WarmSupply:
         if group != self._group:
             # Spare nodes also wait until the group trains: all nodes may be on one machine.
             self._is_urgent = self._is_next_soon or not self._group
-            if not set(group) & set(self._group):  # a new one, whose actor has taken a process
+            if not set(group) & set(self._group):  # a new group, whose actor has used a warm process
                 self._helpers_lacking = self._helpers_lacking or 1
             self._group, self._answers, self._runtime_env = group, {}, ""
             self._schedule.restart()
         if self._is_next_soon and self._began_cold and self._helpers_lacking:
-            self._start_helpers()  # while the workers import TensorFlow: a group that is warm needs the CPUs itself
+            self._start_helpers()  # while the workers import TensorFlow; a warm group needs the CPUs itself
         self._collect()
         counts = Counter(worker.metadata.node_id for worker in workers)
         speakers = {worker.metadata.node_id: worker for worker in workers}
@@ -153,7 +153,7 @@ class WarmSupply:
         return {node: fitting(has, self._resources) for node, has in free.items() if node in staying}
 
     def _start_helpers(self) -> None:
-        # The next group's actor finds a warm process, and so does the controller of the next run.
+        # For the next group's actor and the next run's controller.
         context, node = ray.get_runtime_context(), worker_process.worker_node()
         env = context.get_runtime_env_string()
         raylets.prestart(
@@ -173,7 +173,7 @@ class WarmSupply:
             node = self._answers.pop(ref)
             try:
                 answer: warm_pool.WarmAnswer = ray.get(ref)
-            except ray.exceptions.RayError:  # the worker died, and the group will be replaced
+            except ray.exceptions.RayError:  # the worker died, so the group will change
                 continue
             if answer.runtime_env and (answer.ready or not self._nice) and self._helpers_lacking:
                 self._start_helpers()
@@ -191,13 +191,13 @@ class WarmSupply:
 
 
 def controller_variables() -> dict[str, str]:
-    """Return the environment variables of a controller: its process, and each that is like it, imports what it needs as
-    soon as it has started."""
+    """Return a controller's environment variables, which make its process, and warm ones like it, import its modules at
+    start."""
     return warm_pool.calling(__name__, import_controller.__name__)
 
 
 def import_controller() -> None:
-    """Import what controllers need."""
+    """Import the modules that controllers need."""
     global _imported_at
     with _process.uncollected():
         for module in importlib.import_module("raytf._ray.train").CONTROLLER_MODULES:
@@ -206,14 +206,14 @@ def import_controller() -> None:
 
 
 def env_of_workers(config: TrainConfig, resources: Mapping[str, float]) -> dict[str, str]:
-    """Return the environment variables of a run's workers, beside those that Ray Train hands on."""
+    """Return the environment variables of a run's workers, in addition to those that Ray Train passes on."""
     if not config.cluster.warm_workers:
         return {}
     return warm_pool.environment(not config.run.verbose, hidden=not resources.keys() & {"GPU", "TPU"})
 
 
 def start_ahead(config: TrainConfig, resources: dict[str, float]) -> None:
-    """Start the first group's processes where their node is known: on a Ray of one node. A failure costs only time."""
+    """Start the first group's processes early, if the cluster has only one node. A failure costs only time."""
     if not config.cluster.warm_workers or config.strategy.has_servers:
         return
     here = ray.get_runtime_context().get_node_id()

@@ -1,5 +1,4 @@
-"""What failed, from the error that Ray, Ray Train or raytf raised, the error that the user sees if the run ends, and
-attempts that are repeated after it."""
+"""Diagnoses the errors of Ray, Ray Train and raytf: the failure, the error that the user sees, and further attempts."""
 
 from __future__ import annotations
 
@@ -33,9 +32,9 @@ from raytf.errors import (
 from raytf.training.process.monitor_client import MonitorClient
 
 Outcome = TypeVar("Outcome")
-#: Seconds to wait for an answer of the monitor.
+#: Seconds to wait for a reply from the monitor.
 _ANSWER_SECONDS = 30.0
-#: Whether a process died because its node did.
+#: Returns whether a process died because its node died.
 DiedWithNode = Callable[[ray.exceptions.RayActorError], bool]
 
 
@@ -46,8 +45,11 @@ class ControllerDiedError(RaytfError):
 
 
 def diagnose(error: BaseException, died_with_node: DiedWithNode = ask_ray) -> Failure:
-    """Return what failed, from the error that an attempt raised; `died_with_node` asks Ray whether a process died
-    because its node did."""
+    """Return the failure behind the error that an attempt raised.
+
+    Args:
+        died_with_node: returns whether a process died because its node died; asks Ray by default.
+    """
     if not isinstance(error, TrainingFailedError):
         return _of_process(_unwrapped(error))
     errors = worker_errors(error)
@@ -63,13 +65,13 @@ def worker_errors(error: BaseException) -> dict[int, BaseException]:
     return {rank: raised_by(failure) for rank, failure in sorted(failures.items())}
 
 
-# -- groups whose ranks do not say what failed, and what Ray says of it ------------------------------------------------
+# -- groups whose ranks report no cause, and what Ray reports ----------------------------------------------------------
 
 
 def _at_start(error: BaseException, died_with_node: DiedWithNode) -> Failure:
-    """Return what kept a group without ranks from training."""
+    """Return the failure that kept a group from training before it had ranks."""
     inner = error.controller_failure if isinstance(error, ControllerError) else error
-    # A process that had started and died before its group trained; not one that could not start.
+    # The process had started and died before its group trained. A process that could not start is handled below.
     died = inner if isinstance(inner, ray.exceptions.RayActorError) else inner.__cause__
     if isinstance(died, ray.exceptions.RayActorError) and not died.actor_init_failed:
         text = "workers were lost (a worker process died while its group started)"
@@ -85,17 +87,17 @@ def _died_with_node(dead: list[BaseException], died_with_node: DiedWithNode) -> 
 
 
 def _gpu_errors(error: BaseException, errors: Errors) -> list[GpuError]:
-    """Return the surest errors about GPUs, from the ranks of a group or from a process that could not become a rank."""
+    """Return the most certain GPU errors, from the ranks of a group or from a process that could not become a rank."""
     failure = error.controller_failure if isinstance(error, ControllerError) else None
     gpu_errors = [e for e in (*errors.values(), *getattr(failure, "args", ())) if isinstance(e, GpuError)]
     return [e for e in gpu_errors if not e.is_doubtful] or gpu_errors
 
 
-# -- what one process raised -------------------------------------------------------------------------------------------
+# -- errors of a single process ----------------------------------------------------------------------------------------
 
 
 def _of_process(error: BaseException) -> Failure:
-    """Return the failure from an error without ranks: of a group with parameter servers, or of Ray under a driver."""
+    """Return the failure for an error without ranks, raised by a parameter server group or by Ray in a driver."""
     text = one_line(error, 200).rstrip(".")
     own = error if isinstance(error, RaytfError) else None
     missing = _missing_module(error)
@@ -123,8 +125,7 @@ def _of_process(error: BaseException) -> Failure:
 
 
 def _unwrapped(error: BaseException) -> BaseException:
-    """Return the original error of another process, which Ray wraps in a class of both, with the traceback in its
-    text."""
+    """Return another process's original error, without the `RayTaskError` subclass in which Ray wraps it."""
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else None
     return error if cause is None else cause
 
@@ -136,14 +137,14 @@ def _missing_module(error: BaseException) -> ClusterError | None:
     if not isinstance(inner, ModuleNotFoundError):
         return None
     return ClusterError(
-        f"the workers cannot load the job: {inner}. Every node needs the job's modules: bring them with `ray job "
+        f"the workers cannot load the job: {inner}. Every node needs the job's modules: ship them with `ray job "
         "submit --working-dir .`, or install them on the nodes."
     )
 
 
 def _last_word(error: BaseException, errors: Errors) -> RaytfError:
     """Return the error that the user sees when a run of Ray Train ends."""
-    # If one rank finds something wrong, the others lose it and report that, which is not the cause.
+    # If one rank fails on an error of its own, the other ranks report that they lost it, which is not the cause.
     for inner in sorted(errors.values(), key=lambda e: getattr(e, "retryable", False)):
         if isinstance(inner, RaytfError):
             return inner
@@ -168,15 +169,15 @@ def until_done(
     """Repeat an attempt until it succeeds, and return its outcome.
 
     Args:
-        attempt: raises the error that ends it.
+        attempt: runs one attempt, and raises the error that ended it.
         of: errors that end an attempt; any other error ends the run.
-        monitor: books each failure in the ledger.
-        max_failures: after how many failures to try again; negative for any number.
-        say: takes a line for the user.
+        monitor: writes each failure to the ledger.
+        max_failures: number of failures after which to retry; negative for no limit.
+        say: prints a line for the user.
 
     Raises:
-        RaytfError: another attempt would fail in the same way.
-        RayError: the monitor does not answer, so this process has lost Ray.
+        RaytfError: another attempt would fail in the same way, or no retries are left.
+        RayError: the monitor does not reply, so this process has lost Ray.
     """
     supervisor, allowed = Supervisor(), iter(range(max_failures) if max_failures >= 0 else itertools.count())
     while True:

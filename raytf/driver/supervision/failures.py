@@ -1,4 +1,4 @@
-"""A failure: why an attempt ended, judged by the errors of a group's ranks, and which ranks outlive it. No Ray here."""
+"""Find why an attempt failed, from the errors of a group's ranks, and which ranks survive. Nothing here uses Ray."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raytf.errors import (
 )
 from raytf.runs.events import short
 
-#: The error of each rank that has failed.
+#: The error of each failed rank.
 Errors = Mapping[int, BaseException]
 
 
@@ -33,10 +33,10 @@ class Cause(enum.StrEnum):
     PEER_LOST = "peer_lost"  # ranks lost another one, for an unknown reason
     REPLICAS = "replicas"  # the ranks' weights differ
     STORAGE = "storage"
-    START = "start"  # the group did not come up
-    CONTROLLER_DIED = "controller_died"  # Ray Train's
+    START = "start"  # the group did not start
+    CONTROLLER_DIED = "controller_died"  # the process of Ray Train's controller died
     OTHER = "other"
-    ERROR = "error"  # the job's own code, or an error that would come again in any case
+    ERROR = "error"  # the job's own code, or an error that a retry would repeat
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ class Failure:
 
     Attributes:
         cause: why the attempt ended.
-        text: for the user, without a full stop.
+        text: description for the user, without a final period.
         signature: type and text of the job's error; empty for any other failure.
-        step: at which the job's error occurred; None before training started.
+        step: step at which the job's error occurred; None before training started.
         is_final: the same code would fail in the same way again.
-        is_wait: nothing failed, Ray has only found no place for the workers in time.
-        is_launch: a GPU failed to run a kernel: the node's fault, or the code's if it fails on another node, too.
-        ranks: to blame.
-        computes_wrongly: an audit has seen that the ranks to blame do: once is enough to avoid their nodes.
-        is_unreachable: the ranks to blame and others cannot reach each other: once is enough to avoid their nodes.
-        nodes: Ray's ids of nodes that a worker has named: its GPU failed, or an audit blames it.
-        dead: ranks whose processes Ray knows to be dead.
-        is_peer_missed: the ranks that report anything only report the loss of a peer.
-        error: that the user sees if the run ends with this failure.
+        is_wait: nothing failed, but Ray could not place the workers in time.
+        is_launch: a GPU failed to run a kernel. The node is at fault, or the code if it also fails on another node.
+        ranks: the ranks to blame.
+        computes_wrongly: an audit proved that the blamed ranks compute wrongly, so their nodes are avoided at once.
+        is_unreachable: the blamed ranks and others cannot reach each other, so the nodes to blame are avoided at once.
+        nodes: Ray's ids of nodes that workers reported, because a GPU failed or an audit blames the node.
+        dead: ranks whose processes Ray reported as dead.
+        is_peer_missed: all ranks that are not dead and report an error report only the loss of a peer.
+        error: the error that the user sees if the run ends with this failure.
     """
 
     cause: Cause
@@ -79,15 +79,15 @@ class Failure:
 def failure_of(
     errors: Errors, dead: list[int], gpu_errors: Sequence[GpuError], died_with_node: Callable[[], bool]
 ) -> Failure | None:
-    """Return what failed in a group; None if its ranks do not say.
+    """Return the failure of a group, or None if the errors of its ranks do not show it.
 
     Args:
-        errors: of the ranks.
+        errors: error of each failed rank.
         dead: ranks whose processes are known to be dead.
-        gpu_errors: errors about GPUs, also of processes that have not become ranks.
-        died_with_node: asks whether one of the dead processes died because its node did.
+        gpu_errors: GPU errors, including those of processes that did not become ranks.
+        died_with_node: returns whether one of the dead processes died because its node died.
     """
-    # Each function looks for one thing, and the first that finds it decides.
+    # The first function that returns a failure decides.
     failure = (
         _final(errors, dead)
         or _hang(errors)
@@ -105,25 +105,25 @@ def failure_of(
 
 
 def lost_ranks(failure: Failure, errors: Errors, left: Collection[int]) -> set[int] | None:
-    """Return the ranks that are gone while the others continue; None where all have to start again.
+    """Return the ranks that are lost while the others continue, or None if all ranks have to restart.
 
-    Workers without a failure continue where others have died, hang, or were left behind by them.
+    Workers without a failure can continue after other workers have died, hung, or been left behind.
     """
     if failure.cause not in (Cause.WORKER_DIED, Cause.NODE_LOST, Cause.HANG, Cause.PEER_LOST):
         return None
-    # A rank that has lost a peer cannot continue, unless it is the lost peer.
+    # A rank that has lost a peer cannot continue. A rank that was left behind is itself the lost peer.
     if any(isinstance(e, WorkerLostError) and not isinstance(e, LeftBehindError) for e in errors.values()):
         return None
     return {*errors, *left}
 
 
 def lost_to(error: BaseException) -> str:
-    """Return the text of a failure that is known only by its error."""
+    """Return the text for a failure of which only the error is known."""
     return f"workers were lost ({type(error).__name__}: {one_line(error, 120)})"
 
 
 def of_job(error: RaytfError) -> Failure:
-    """Return the failure from an error of the job's own code."""
+    """Return the failure for an error of the job's own code."""
     text, name = one_line(error, 200).rstrip("."), type(error).__name__
     step = getattr(error, "step", None)
     is_final = not isinstance(error, JobError) or error.is_bug
@@ -134,7 +134,7 @@ def _final(errors: Errors, dead: list[int]) -> Failure | None:
     for rank, error in errors.items():
         if isinstance(error, RaytfError) and not error.retryable and not (dead and isinstance(error, JobError)):
             return replace(of_job(error), ranks=(rank,))
-        # A JobError does not count if a peer has died: a dying peer can make TensorFlow raise anything.
+        # A JobError does not count if a peer has died, because that can make TensorFlow raise any error.
     return None
 
 
@@ -149,7 +149,7 @@ def _replicas(errors: Errors, dead: list[int]) -> Failure | None:
     apart = {rank: error for rank, error in errors.items() if isinstance(error, ReplicaError)}
     if not apart or dead:
         return None
-    # Ray's ranks, which are not those of a group that has met again.
+    # Use Ray's ranks: after a new rendezvous, `error.rank` and `error.ranks` may be numbered differently.
     wrong = tuple(rank for rank, error in apart.items() if error.rank in error.ranks)
     first = next(iter(apart.values()))
     nodes = frozenset(node for error in apart.values() for node in error.nodes)
@@ -182,7 +182,7 @@ def _unreachable(errors: Errors) -> Failure | None:
         return None
     nodes = frozenset(error.node for error in apart.values())
     listed = ", ".join(map(short, sorted(nodes)))
-    text = f"workers were left out (the others and they cannot reach each other; node {listed})"
+    text = f"workers were left out (they and the other workers cannot reach each other; node {listed})"
     return Failure(Cause.PEER_LOST, text, ranks=tuple(apart), is_unreachable=True, nodes=nodes)
 
 

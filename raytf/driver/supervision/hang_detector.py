@@ -1,9 +1,9 @@
-"""Decide from heartbeats, evidence and time which rank makes no progress. No Ray and no TensorFlow here.
+"""Decides from heartbeats, evidence and time which rank makes no progress. Uses neither Ray nor TensorFlow.
 
-Every rank sends a heartbeat once a second that says what it does. A rank whose heartbeats stop is examined from outside
-before it is blamed. Among ranks with heartbeats, one whose own work takes too long is to blame; ranks that only wait
-for others never are, unless all of them wait. Ranks that wait to meet the others, since they join or have lost one, are
-no reason for the others to wait.
+Every rank sends a heartbeat with its activity once a second. A rank whose heartbeats stop is examined from outside
+before it is blamed. A rank that sends heartbeats is blamed if its own work takes too long. A rank that only waits for
+others is never blamed, unless all ranks wait. Ranks that wait for a rendezvous, because they join or have lost a peer,
+do not excuse other ranks that wait.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from dataclasses import dataclass
 from raytf.driver.supervision.liveness import ALL_SILENT_SECONDS
 from raytf.training.process.heartbeat_types import USUAL, Activity, HangFinding, HeartbeatState, LastHeartbeat
 
-#: Share of the user's limit after which a hang is found, which leaves time for heartbeat, examination and message.
+#: A hang is declared after this share of the user's limit; the rest is for heartbeat, examination and message.
 _EARLY = 0.85
-#: Share of that: silence after which a rank is examined from outside.
+#: Share of that time for which a rank may be silent before it is examined from outside.
 _QUIET = 0.5
-#: Seconds of silence after which a process that is known to be stopped is blamed; a short stop is allowed.
+#: Seconds of silence after which a process that is known to be stopped is blamed; shorter stops are allowed.
 _STOPPED_SECONDS = 5.0
-#: Seconds of silence of all ranks after which the first one that is heard speaks for the others: what held them up is
-#: over.
+#: After all ranks were silent for this many seconds, one heartbeat is enough to restart the clock of every rank.
 _HELD_UP_SECONDS = 3.0
-#: A call may take this many times its usual length, or this many usual steps.
+#: A call may take this many times its usual time, or the time of this many usual steps.
 _CALLS, _STEPS = 3, 20
-#: Seconds between two looks from which on the watching process itself must have been held up.
+#: If more seconds pass between two checks, the watching process itself was delayed.
 _GAP_SECONDS = 5.0
-#: The limit grows at most this many times if the same step hangs again and again.
+#: The limit grows to at most this many times its value if the same step hangs repeatedly.
 _MOST_PATIENCE = 16.0
-#: Factor of the limit: when all ranks are silent at once, they are only blamed after this time.
+#: Factor of the limit after which ranks are blamed if all of them are silent at once.
 _ALL_SILENT = 10.0
 #: In these activities ranks wait for others.
 _WAITING = frozenset({Activity.STEP, Activity.COLLECTIVE, Activity.TRANSFER, Activity.REPORT})
-#: In these activities ranks wait to meet the others, and then they report progress again and again.
+#: In these activities ranks may wait for a rendezvous; while they wait, they report progress repeatedly.
 _MEETING = frozenset({Activity.START, Activity.TRANSFER})
-#: The most seconds between two such reports, and seconds after which it is certain that a rank waits to meet.
+#: Most seconds between two such reports, and seconds after which a rank certainly waits for a rendezvous.
 _REPORT_SECONDS, _MEETING_SECONDS = 5.0, 10.0
 #: Factors of the limit for activities without a usual length, and for callbacks.
 _FACTOR, _CALLBACK_FACTOR = 20.0, 10.0
@@ -48,7 +47,7 @@ _IN_WORDS = {
     Activity.STEP: "stuck in a step",
     Activity.COLLECTIVE: "stuck in a collective",
     Activity.TRANSFER: "stuck sending weights",
-    Activity.REPORT: "stuck telling Ray Train",
+    Activity.REPORT: "stuck reporting to Ray Train",
     Activity.VALIDATION: "stuck in validation",
     Activity.CALLBACK: "stuck in a callback",
     Activity.SAVE: "stuck saving a checkpoint",
@@ -64,8 +63,8 @@ class HangEvidence(enum.StrEnum):
     SILENT_NODE = "silent node"  # the node does not answer, even if it accepts a connection
     GONE = "gone"  # there is no such process
     NODE_GONE = "node gone"  # the node is dead, or refuses connections; Ray will report that
-    BUSY = "busy"  # it computes, or waits for a disk
-    IDLE = "idle"  # it is alive and does nothing
+    BUSY = "busy"  # the process computes, or waits for a disk
+    IDLE = "idle"  # the process is alive and does nothing
 
 
 #: Evidence that a rank is frozen, in words.
@@ -76,7 +75,7 @@ FROZEN = {
 
 
 class Heartbeats:
-    """The latest heartbeat of each rank of the present group."""
+    """The latest heartbeat of each rank of the current group."""
 
     def __init__(self) -> None:
         self.group = 0
@@ -89,17 +88,17 @@ class Heartbeats:
         return self.group
 
     def hear(self, beat: HeartbeatState, now: float) -> None:
-        """Take a heartbeat, at a time of a clock that only goes forward. Those after a rank's last one are ignored."""
+        """Record a heartbeat at a monotonic time, unless its rank is done or it belongs to another group."""
         before = self._latest.get(beat.rank)
         if beat.group == self.group and (before is None or before[0].activity is not Activity.DONE):
             self._latest[beat.rank] = beat, now
 
     def forget(self, ranks: Collection[int]) -> None:
-        """Forget ranks that other workers have now."""
+        """Forget ranks that were reassigned to other workers."""
         self._latest = {rank: latest for rank, latest in self._latest.items() if rank not in ranks}
 
     def forgive(self, now: float) -> None:
-        """Do not count the time until now as silence: no heartbeats could arrive, through no fault of the ranks."""
+        """Restart all ages at `now`, because no heartbeat could arrive before, through no fault of the ranks."""
         self._latest = {rank: (beat, now) for rank, (beat, _) in self._latest.items()}
 
     def sightings(self, now: float) -> list[LastHeartbeat]:
@@ -109,23 +108,23 @@ class Heartbeats:
 
 @dataclass(frozen=True)
 class HangReport:
-    """Who hangs in a group, if anyone, and which ranks must be examined."""
+    """The hang found in a group, if any, and the ranks that must be examined."""
 
     finding: HangFinding | None = None
     suspects: frozenset[int] = frozenset()
 
 
 class HangDetector:
-    """Decides from heartbeats who hangs.
+    """Decides from heartbeats which ranks hang.
 
     A rank that waits for data, computes or waits in a collective may take as long as `seconds`, 20 usual steps or three
     usual calls, whichever is longest. Activities without a usual length (compiling, callbacks, validation, saving,
-    restoring) may take ten or twenty times `seconds` without progress, such as a batch of the validation. If a step
-    hangs at which the run has hung before, it gets twice the time: otherwise a run would never get past a source that
-    really is that slow.
+    restoring) may take ten or twenty times `seconds` without progress. Each validation batch, for example, is progress.
+    Each hang at the same step doubles the time for the steps up to it, so that a run gets past a source that really is
+    that slow.
 
     Args:
-        seconds: within which a hang is found; 0 to never find one.
+        seconds: time within which to find a hang; 0 to never find one.
     """
 
     def __init__(self, seconds: float):
@@ -136,12 +135,12 @@ class HangDetector:
         self._looked_at: float | None = None
         self._forgiven_at = float("-inf")
         self._were_all_silent = False
-        #: Rank and process id -> since when the rank seems to wait to meet the others.
+        #: Rank and process id -> time since which the rank seems to wait for a rendezvous.
         self._meeting_since: dict[tuple[int, int], float] = {}
 
     @property
     def limit(self) -> float:
-        """Return the seconds without progress that are allowed now if steps are short."""
+        """The seconds without progress that are allowed now if steps are short."""
         return self._seconds * _EARLY * (self._patience if self._step <= self._hung_step else 1.0)
 
     def allowed(self, beat: HeartbeatState) -> float:
@@ -151,13 +150,13 @@ class HangDetector:
         return self.limit * (_CALLBACK_FACTOR if beat.activity is Activity.CALLBACK else _FACTOR)
 
     def judge(self, now: float, sightings: Sequence[LastHeartbeat], evidence: Mapping[int, HangEvidence]) -> HangReport:
-        """Judge a group by its latest heartbeats, at a time of any clock that only goes forward.
+        """Judge a group by its latest heartbeats, at the time `now` of a monotonic clock.
 
         Args:
-            evidence: by rank, the results of examinations that an earlier report asked for.
+            evidence: results, by rank, of the examinations that earlier reports requested.
         """
         if self._looked_at is None or now - self._looked_at > _GAP_SECONDS:
-            self._forgiven_at = now  # this process was held up, so heartbeats may have been, too
+            self._forgiven_at = now  # this process was delayed, so heartbeats may have been delayed, too
         self._looked_at = now
         if not self._seconds:
             return HangReport()
@@ -181,7 +180,7 @@ class HangDetector:
         return HangReport(self._stuck(members))
 
     def _members(self, beats: list[HeartbeatState], now: float) -> list[HeartbeatState]:
-        """Return the heartbeats of the ranks that do not wait to meet the others."""
+        """Return the heartbeats of the ranks that do not wait for a rendezvous."""
         meeting = [b for b in beats if b.activity in _MEETING and b.seconds < _REPORT_SECONDS]
         self._meeting_since = {(b.rank, b.pid): self._meeting_since.get((b.rank, b.pid), now) for b in meeting}
         return [b for b in beats if now - self._meeting_since.get((b.rank, b.pid), now) < _MEETING_SECONDS]
@@ -207,7 +206,7 @@ class HangDetector:
                 case _:
                     after, text = self.limit, "sends no heartbeats"
             if all_silent and seen is not HangEvidence.STOPPED:
-                # More likely the driver's network or machine loses the heartbeats.
+                # More likely, the driver's network or machine loses the heartbeats.
                 after = max(after, self.limit * (2.0 if seen is HangEvidence.SILENT_NODE else _ALL_SILENT))
             if age > after:
                 blamed.append(beat)
@@ -241,7 +240,7 @@ class HangDetector:
 def blamed_for_loss(
     sightings: Collection[LastHeartbeat], answered: Collection[int], seconds: float
 ) -> list[HeartbeatState]:
-    """Return the ranks to examine when the others have lost a peer: their error or death is not known (`answered`), and
-    they have sent no heartbeat for so many seconds."""
+    """Return the heartbeats of the ranks to examine after others have lost a peer: the ranks that have been silent for
+    more than `seconds`, without the ranks in `answered`, whose error or death is known."""
     there = [s for s in sightings if s.beat.activity is not Activity.DONE]
     return [s.beat for s in there if s.beat.rank not in answered and s.age > seconds]

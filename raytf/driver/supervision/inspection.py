@@ -1,4 +1,4 @@
-"""Inspects worker processes from outside: whether they run, and what they do. Nothing here waits for a dead node."""
+"""Inspects worker processes from outside: whether they run, and what they do. Never blocks on a dead node."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from raytf.errors import one_line
 from raytf.training.process.heartbeat import STACKS_SIGNAL
 from raytf.training.process.heartbeat_types import HeartbeatState
 
-#: Seconds over which a process's use of the CPU is measured, and the share of a CPU from which on it is busy.
+#: Seconds for which a process's CPU use is measured, and the share of a CPU at which the process counts as busy.
 _WATCH_SECONDS, _BUSY_SHARE = 0.5, 0.1
-#: The evidence in states of a process.
+#: The evidence that the state of a process provides.
 _OF_STATUS = {
     psutil.STATUS_ZOMBIE: HangEvidence.GONE,
     psutil.STATUS_STOPPED: HangEvidence.STOPPED,
@@ -42,13 +42,13 @@ _PY_SPY_SECONDS = 4.0
 _SIGNAL_SECONDS = 2.0
 #: Seconds that a keeper has to inspect processes before a task is sent as well.
 _KEEPER_SECONDS = 3.0
-#: The same where it is asked to end them.
+#: Seconds that a keeper has to kill processes before a task is sent as well.
 _END_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class RankInspection:
-    """What is known about a rank: evidence, its Python stacks or why there are none, and whether more is to come."""
+    """The findings about a rank: evidence, its Python stacks or why there are none, and whether these are final."""
 
     evidence: HangEvidence | None
     stacks: str
@@ -58,9 +58,9 @@ class RankInspection:
 class Inspector:
     """Inspects ranks on their nodes, in the background.
 
-    On this process's own node it inspects them itself; on others it asks the run's keeper, or sends a task, whose
-    process has to start first, if there is no keeper or it does not answer soon. Evidence on this node is available
-    before the stacks, for which py-spy stops a process.
+    The inspector examines ranks on its own node itself. On other nodes it asks the run's keeper. If there is no keeper,
+    or it does not reply soon, the inspector sends a task, which is slower because its process has to start first. On
+    this node, evidence is available before the stacks, because py-spy stops a process to read them.
     """
 
     def __init__(self, run_uri: str, beats: Sequence[HeartbeatState], has_stacks: bool = True):
@@ -79,7 +79,7 @@ class Inspector:
         self._here.start()
         self._elsewhere = {node: [(b.rank, b.pid, b.stacks) for b in there] for node, there in by_node.items()}
         self._waiting: dict[Any, str] = {}
-        #: Nodes to which no task has been sent yet, and when that is due.
+        #: Nodes to which no task has been sent yet, and when to send it.
         self._untasked, self._tasks_at = set(self._elsewhere), time.monotonic() + _KEEPER_SECONDS
         for node, processes in self._elsewhere.items():
             keeper = memory_keeper.keeper_on(run_uri, node)
@@ -93,7 +93,7 @@ class Inspector:
         return not self._waiting and not self._here.is_alive()
 
     def collect(self, seconds: float = 0.0) -> dict[int, RankInspection]:
-        """Return what is known about each rank, after waiting this many seconds at most."""
+        """Return the findings about each rank so far, after waiting at most this many seconds for more."""
         deadline = time.monotonic() + seconds
         while self._waiting:
             if time.monotonic() >= self._tasks_at:
@@ -116,7 +116,7 @@ class Inspector:
 
     def _take(self, answer: Any) -> None:
         node = self._waiting.pop(answer, None)
-        if node is None:  # the other answer of its node has come
+        if node is None:  # the node has already replied, through its keeper or a task
             return
         try:
             self._inspections |= ray.get(answer)
@@ -129,7 +129,7 @@ class Inspector:
     def _inspect_here(self, beats: list[HeartbeatState]) -> None:
         def inspect(beat: HeartbeatState) -> None:
             evidence = state(beat.pid)
-            self._inspections[beat.rank] = RankInspection(evidence, "no stacks: they did not come in time", False)
+            self._inspections[beat.rank] = RankInspection(evidence, "no stacks: they did not arrive in time", False)
             if self._has_stacks:
                 self._inspections |= [_inspect((beat.rank, beat.pid, beat.stacks))]
 
@@ -148,7 +148,7 @@ class Inspector:
 
 
 def end(run_uri: str, beats: Sequence[HeartbeatState]) -> None:
-    """Send SIGKILL to ranks, stopped ones too; waits a second at most."""
+    """Send SIGKILL to ranks, including stopped ones, and wait at most one second."""
     own = _own_node()
     asked: dict[Any, HeartbeatState] = {}
     for beat in beats:
@@ -160,7 +160,7 @@ def end(run_uri: str, beats: Sequence[HeartbeatState]) -> None:
             _by_task(beat.node, kill, beat.pid)
     if asked:
         for answer in ray.wait(list(asked), num_returns=len(asked), timeout=_END_SECONDS)[0]:
-            with contextlib.suppress(ray.exceptions.RayError):  # the keeper has died without ending the rank
+            with contextlib.suppress(ray.exceptions.RayError):  # the keeper died before it killed the rank
                 ray.get(answer)
                 del asked[answer]
     for beat in asked.values():
@@ -168,7 +168,7 @@ def end(run_uri: str, beats: Sequence[HeartbeatState]) -> None:
 
 
 def seen_here(beats: Sequence[HeartbeatState]) -> dict[int, HangEvidence]:
-    """Return the ranks on this process's node whose processes are gone, or were stopped by a signal; does not wait."""
+    """Return, without waiting, the ranks on this process's node whose processes are gone or stopped by a signal."""
     own = _own_node()
     seen = {beat.rank: at_a_glance(beat.pid) for beat in beats if beat.node == own}
     return {rank: evidence for rank, evidence in seen.items() if evidence in (HangEvidence.GONE, HangEvidence.STOPPED)}
@@ -183,19 +183,19 @@ def _by_task(node: str, function: Any, *arguments: Any) -> Any:
     return ray.remote(num_cpus=0, max_retries=0)(function).options(scheduling_strategy=here).remote(*arguments)
 
 
-# -- what runs on the node of the ranks --------------------------------------------------------------------------------
+# -- functions that run on the ranks' node -----------------------------------------------------------------------------
 
 
 def kill(pid: int) -> None:
-    """End a process of this machine at once (SIGKILL); a process that is already gone is not an error."""
+    """Kill a process on this machine (SIGKILL), if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def look(processes: list[tuple[int, int, int]], has_stacks: bool = True) -> dict[int, RankInspection]:
-    """Inspect processes of this machine: rank, pid, and file descriptor for stacks, of each.
+    """Inspect processes on this machine, each with its rank, pid, and file descriptor for stacks.
 
-    The name stays, since keepers of earlier versions know it.
+    Do not rename this function: keepers of earlier versions look it up by name.
     """
     with ThreadPoolExecutor(max(1, len(processes))) as pool:
         return dict(pool.map(lambda process: _inspect(process, has_stacks), processes))
@@ -206,11 +206,11 @@ def _inspect(process: tuple[int, int, int], has_stacks: bool = True) -> tuple[in
     evidence = state(pid)
     if evidence is HangEvidence.GONE:
         return rank, RankInspection(evidence, "its process is gone")
-    return rank, RankInspection(evidence, stacks(pid, file) if has_stacks else "not asked for")
+    return rank, RankInspection(evidence, stacks(pid, file) if has_stacks else "not requested")
 
 
 def at_a_glance(pid: int) -> HangEvidence | None:
-    """Return what the state of a process shows; None for a process that runs or sleeps."""
+    """Return the evidence in the state of a process, or None if the process runs or sleeps."""
     try:
         status = psutil.Process(pid).status()
     except psutil.Error:
@@ -219,7 +219,7 @@ def at_a_glance(pid: int) -> HangEvidence | None:
 
 
 def state(pid: int) -> HangEvidence:
-    """Return what a process does, after watching it for half a second."""
+    """Return the evidence about a process, after watching it for half a second if its state is not enough."""
     seen = at_a_glance(pid)
     if seen is not None:
         return seen
@@ -234,14 +234,16 @@ def state(pid: int) -> HangEvidence:
 
 
 def stacks(pid: int, file: int) -> str:
-    """Return the Python stacks of a process, by py-spy or else by the process itself, which writes them to a file
-    descriptor on `STACKS_SIGNAL`; or why there are none."""
+    """Return the Python stacks of a process, or why there are none.
+
+    If py-spy fails, the process itself writes the stacks to its file descriptor `file` on `STACKS_SIGNAL`.
+    """
     text, problem = _py_spy(pid)
     return text or _by_signal(pid, file) or f"no stacks: {problem}"
 
 
 def _py_spy(pid: int) -> tuple[str, str]:
-    # The environment's own folder is not in PATH if it is not activated.
+    # PATH lacks the environment's own folder if the environment is not activated.
     program = shutil.which("py-spy", path=f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}")
     if program is None:
         return "", "py-spy is not installed"

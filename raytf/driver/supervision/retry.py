@@ -1,4 +1,4 @@
-"""Decisions after each failure of a run: whether and when to retry, and which nodes to avoid. Nothing here uses Ray."""
+"""Decides, after each failure of a run, whether and when to retry and which nodes to avoid. Nothing here uses Ray."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.runs.events import FaultEvent, short
 
-#: Failures in a row without a new step after which a run stops, since the next attempt would fail, too. Deaths of
-#: workers and losses of nodes do not count.
+#: Failures in a row without a new step after which a run stops, because the next attempt would fail, too. Lost workers
+#: and nodes do not count.
 FRUITLESS_FAILURES = 5
-#: The same limit for deaths of Ray Train's controllers: what kills three of them will kill the fourth.
+#: The same limit for deaths of Ray Train's controllers: after three deaths, the fourth controller would die, too.
 FRUITLESS_CONTROLLERS = 3
 #: Errors of the job in a row without a new step after which a run stops, even if they differ.
 FRUITLESS_ERRORS = 3
-#: Seconds of the pause after the second failure in a row without a new step, and of the longest pause. Each further
-#: failure doubles the pause.
+#: Pause in seconds after the second failure in a row without a new step, and the longest pause. Each further failure
+#: doubles the pause.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-#: Seconds of the longest pause after a death: if faults are frequent, the next one can come during a long pause.
+#: Longest pause after a death, in seconds: if faults are frequent, the next one can happen during a long pause.
 LONGEST_DEATH_PAUSE = 10.0
-#: Steps by which two attempts may differ and still count as failing at the same step: a call runs several steps, and an
-#: error appears only at its end.
+#: Two attempts that fail within this many steps of each other count as failing at the same step, because a call runs
+#: several steps and reports an error only at its end.
 _SAME_STEP = 32
 #: Faults after which a node is excluded, and seconds after which a fault is forgotten.
 FAULTS, MEMORY_SECONDS = 3, 3600.0
@@ -57,7 +57,7 @@ class Retry:
         self._last_error: Failure | None = None
 
     def go_back(self) -> None:
-        """Reset the counts of failures, because the run goes back to an earlier step."""
+        """Reset the counts of failures, because the run returns to an earlier step."""
         self._reached, self._failures, self._fruitless = -1, 0, 0
 
     def decide(self, failure: Failure, reached: int) -> RetryVerdict:
@@ -114,8 +114,13 @@ def _without_numbers(text: str) -> str:
 
 @dataclass(frozen=True)
 class Scene:
-    """The state of a run when an attempt has failed: the latest global step that was ever reported, the node of each
-    rank, and, for each rank on a node with a preemption notice, that node."""
+    """The state of a run when an attempt has failed.
+
+    Attributes:
+        reached: latest global step that was ever reported.
+        nodes: node of each rank.
+        noticed: node of each rank on a node with a preemption notice.
+    """
 
     reached: int = 0
     nodes: Mapping[int, str] = field(default_factory=dict)
@@ -124,7 +129,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Decision:
-    """The supervisor's decision after a failure; `message` is empty if the error itself says everything."""
+    """The supervisor's decision after a failure; `message` is empty if the error needs no explanation."""
 
     retry: bool
     pause: float
@@ -135,7 +140,7 @@ class Decision:
 class Supervisor:
     """Decides, after each failure of a run, whether and when to start another attempt.
 
-    Ray Train sends each policy separately, so copies of a supervisor that reach the same process become one object.
+    Ray Train sends each policy separately, so copies of a supervisor in the same process are merged into one object.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -172,7 +177,7 @@ class Supervisor:
         fault = FaultEvent(failure.cause, failure.ranks, nodes, failure.text, goes_on)
         if goes_on:
             if failure.computes_wrongly and self.exclusion.computes_wrongly(nodes):
-                # The run goes back and repeats the steps since then, at most once for each node.
+                # The run rolls back and repeats the wrong steps, at most once for each node.
                 self._reached = 0
                 self._retry.go_back()
             if failure.is_unreachable:
@@ -214,7 +219,7 @@ def judge_launch(failure: Failure, nodes: Collection[str], launches: KernelFailu
     """Return the failure unchanged, or an error of the job if kernels have failed on these nodes and on another one."""
     if not failure.is_launch or not launches.failed(nodes, now):
         return failure
-    text = f"{failure.text}. That has happened on another node's GPU as well: it is the job's own code"
+    text = f"{failure.text}. It also happened on another node's GPU, so the job's own code is at fault"
     return dataclasses.replace(failure, cause=Cause.ERROR, text=text, is_final=True)
 
 
@@ -237,9 +242,9 @@ def _preemption(noticed: Mapping[int, str]) -> FaultEvent:
 class NodeExclusion:
     """Counts the faults of nodes, and decides which nodes to avoid.
 
-    A node is excluded after three faults within an hour, unless the other nodes have faults, too, so that the node is
-    not the reason. It is used again when its faults are an hour old. A node that other workers cannot reach is excluded
-    at once, and used again in the same way. A node that computes wrongly is excluded at once, for the whole run.
+    A node is excluded after three faults within an hour, unless other nodes have a similar number of faults, since the
+    node is then not the cause. It is used again when its faults are an hour old. A node that other workers cannot reach
+    is excluded at once, and used again after an hour. A node that computes wrongly is excluded for the whole run.
     """
 
     def __init__(self) -> None:
@@ -253,7 +258,7 @@ class NodeExclusion:
             self._faults.setdefault(node, []).append(now)
 
     def is_unreachable(self, nodes: Collection[str], now: float) -> None:
-        """Exclude nodes whose workers and others cannot reach each other: new workers there could not, either."""
+        """Exclude nodes that other nodes cannot reach, because new workers there would be unreachable, too."""
         self._unreachable.update(nodes)
         for _ in range(FAULTS):
             self.fault(nodes, now)
@@ -265,7 +270,7 @@ class NodeExclusion:
         return is_new
 
     def why(self, node: str, now: float) -> str:
-        """Return the reason for which a node is excluded, as text for the user."""
+        """Return the reason why a node is excluded, as text for the user."""
         if node in self._wrong:
             return "a worker on it computed wrongly"
         if node in self._unreachable:
@@ -273,7 +278,7 @@ class NodeExclusion:
         return f"workers failed on it {self.count(node, now)} times within an hour"
 
     def count(self, node: str, now: float) -> int:
-        """Return the faults of a node within the last hour."""
+        """Return the number of faults of a node within the last hour."""
         return sum(now - at < MEMORY_SECONDS for at in self._faults.get(node, ()))
 
     def excluded(self, nodes: Collection[str], now: float) -> list[str]:
@@ -290,7 +295,7 @@ class NodeExclusion:
 
 
 class KernelFailures:
-    """The nodes where kernels failed. On one node the GPU may be at fault; on two within an hour, the code is."""
+    """The nodes where kernels failed. If only one node failed, its GPU may be at fault; if two did, the code is."""
 
     def __init__(self) -> None:
         self._failed_at: dict[str, float] = {}
@@ -302,8 +307,8 @@ class KernelFailures:
 
 
 def without(nodes: Iterable[str], unwanted: Sequence[str], least: int, count: Callable[[set[str]], int]) -> set[str]:
-    """Return the nodes without the unwanted ones, of which the worst come first. An unwanted node is kept if the
-    remaining nodes could not run `least` workers without it."""
+    """Return the nodes without the unwanted ones, listed from the worst. An unwanted node is kept if the other nodes
+    could not run `least` workers without it."""
     kept = set(nodes)
     for node in unwanted:
         if node in kept and count(kept - {node}) >= least:

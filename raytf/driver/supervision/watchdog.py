@@ -1,5 +1,4 @@
-"""Watches a worker group from Ray Train's controller: names slow ranks, and ranks that hang, with all stacks, and ends
-a group that hangs."""
+"""Watches a worker group from Ray Train's controller, reports slow and hanging ranks, and ends a group that hangs."""
 
 from __future__ import annotations
 
@@ -34,31 +33,31 @@ _EXAMINE_SECONDS = 5.0
 _STACKS_SECONDS = 10.0
 #: Seconds of silence after which a rank is examined.
 _LOSS_SILENCE_SECONDS = 3.0
-#: Seconds for that examination.
+#: Seconds that this examination may take.
 _LOSS_SECONDS = 8.0
-#: Seconds to wait for the stacks of a stopped rank; those of the others are not waited for.
+#: Seconds to wait for the stacks of blamed ranks that are stopped; the stacks of other ranks are not awaited then.
 _STOPPED_STACKS_SECONDS = 4.0
 #: Characters of a rank's stacks in an event, and frames in a message.
 _EVENT_CHARACTERS, _FRAMES = 8000, 4
 #: States in which a process does not end in time when Ray Train asks it to, but can be killed.
 _KILLABLE = (HangEvidence.STOPPED, HangEvidence.IDLE, HangEvidence.BUSY)
-#: Libraries whose frames tell a user little.
+#: Libraries whose frames are of little use to users.
 _LIBRARIES = ("tensorflow", "keras", "ray", "concurrent")
 FOLDER = "hangs"
-_GONE = "The worker's process is gone. A process that it has forked, such as one of a data loader, still runs."
+_GONE = "The worker's process is gone, but a process that it forked, such as a data loader, still runs."
 #: Seconds before the first inspection of workers that start.
 _FIRST_SECONDS = 10.0
-#: Seconds between two of them; a worker must be stopped in two in a row.
+#: Seconds between two such inspections; a worker is ended if two in a row find it stopped.
 _LOOK_SECONDS = 5.0
-#: Name of Ray Train's class of workers.
+#: Name of Ray Train's worker class.
 _WORKER = "RayTrainWorker"
-#: A rank is slow from this many times its peers' median on, and has recovered below the second number.
+#: A rank is slow at `SLOW` times the median of its peers or more, and has recovered below `RECOVERED` times.
 SLOW, RECOVERED = 1.5, 1.25
-#: Measurements that are averaged, without the longest one.
+#: Number of measurements that are averaged, after dropping the longest.
 _WINDOW = 6
-#: The fewest measurements that say anything.
+#: Number of measurements before ranks are compared.
 _LEAST = 4
-#: The number of times in a row that a rank must be slow.
+#: Number of times in a row that a rank must be slow before it is reported.
 _PERSISTENT = 3
 
 
@@ -73,10 +72,10 @@ class Straggler:
 
 
 class Stragglers:
-    """Finds slow ranks of one worker group, and begins anew when its ranks become others, or others take them.
+    """Finds slow ranks of one worker group, and restarts when the ranks or their worker processes change.
 
-    Ranks wait for the slowest one in each step, so the time of a step does not show who that is. Now and then all ranks
-    therefore measure, at the same time, how long each takes for one logical shard and has waited for its records.
+    All ranks wait for the slowest rank in each step, so step times do not show which rank is slow. From time to time,
+    all ranks therefore measure how long each takes to compute one logical shard and to wait for its records.
     """
 
     def __init__(self) -> None:
@@ -127,7 +126,7 @@ def _median_without(in_order: Sequence[float], one: float) -> float:
 
 
 def _shard_seconds(before: HeartbeatState, beat: HeartbeatState) -> float:
-    """Return the seconds that a shard costs a rank: for computing it, and for waiting for its records."""
+    """Return the seconds that a rank needs for one shard, to compute it and to wait for its records."""
     computing = (beat.probe_seconds - before.probe_seconds) / (beat.probes - before.probes)
     steps = beat.step - before.step
     waiting = (beat.input_seconds - before.input_seconds) / (steps * beat.shards) if steps > 0 else 0.0
@@ -136,10 +135,10 @@ def _shard_seconds(before: HeartbeatState, beat: HeartbeatState) -> float:
 
 @dataclass
 class _Group:
-    """Facts about the present group; times are those of `time.monotonic`."""
+    """State of the current group; times are those of `time.monotonic`."""
 
     began: float
-    #: When a rank's worker came, where that was later.
+    #: Time at which a rank's worker joined, for workers that joined after `began`.
     joined: dict[int, float] = field(default_factory=dict)
     question: Question[list[LastHeartbeat]] | None = None
     asked_at: float = float("-inf")
@@ -153,10 +152,10 @@ class _Group:
 
 
 class Watchdog:
-    """Watches the worker groups of a run, in whose folder it writes the stacks of a group that hangs.
+    """Watches the worker groups of a run, and writes the stacks of a group that hangs to the run's folder.
 
     Args:
-        seconds: within which a hang is found; 0 to never find one.
+        seconds: time within which to find a hang; 0 to never find one.
     """
 
     def __init__(self, monitor: MonitorClient, run: str, seconds: float):
@@ -176,7 +175,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def guarding(self) -> Iterator[None]:
-        """End workers that are stopped while they start beside others, for which Ray Train's controller waits."""
+        """End workers that are stopped while they join a running group; Ray Train's controller waits for them."""
         guard = StartGuard(self._monitor, self._run, self._number) if self._seconds else None
         try:
             yield
@@ -185,7 +184,7 @@ class Watchdog:
                 guard.over()
 
     def joined(self, ranks: Collection[int]) -> None:
-        """Forget what is known about ranks that other workers have now."""
+        """Forget the state of ranks that were reassigned to other workers."""
         now = time.monotonic()
         self._group.joined |= dict.fromkeys(ranks, now)
         self._group.sightings = [s for s in self._group.sightings if s.beat.rank not in ranks]
@@ -193,20 +192,20 @@ class Watchdog:
         self._group.evidence = {}
 
     def over(self) -> None:
-        """Stop guarding the start: the group has started, or could not."""
+        """Stop guarding the start, because the group has started or failed to start."""
         if self._guard is not None:
             self._guard.over()
             self._guard = None
 
     def poll(self, workers: Sequence[Any]) -> list[Straggler]:
-        """Check a group that runs, without waiting, and return its new stragglers.
+        """Check a running group, without waiting, and return its new stragglers.
 
         Args:
-            workers: Ray Train's, by rank.
+            workers: Ray Train's workers, in order of rank.
 
         Raises:
-            WorkerGroupError: a rank hangs, and the group must end; contains a HangError for each rank to blame. Or the
-                processes of some ranks are gone, of which Ray knows nothing yet.
+            WorkerGroupError: a rank hangs, so the group must end; contains a HangError for each rank to blame. Also
+                raised if processes of ranks are gone and Ray has not noticed yet.
         """
         self.over()
         now, group = time.monotonic(), self._group
@@ -227,7 +226,7 @@ class Watchdog:
         seen = group.evidence | seen_here(quiet)
         gone = [beat.rank for beat in quiet if seen.get(beat.rank) is HangEvidence.GONE]
         if gone:
-            # Ray is told by a connection, which children that the process has forked still hold.
+            # Ray notices a death by a closed connection, which forked children of the process keep open.
             raise WorkerGroupError("worker processes are gone", {rank: RayActorError(error_msg=_GONE) for rank in gone})
         report = self._detector.judge(now, sightings, seen)
         if report.finding is not None:
@@ -247,7 +246,7 @@ class Watchdog:
         return stragglers
 
     def _hear(self, now: float) -> bool:
-        """Request heartbeats now and then; returns whether there are new ones."""
+        """Request heartbeats once a second, and return whether new ones have arrived."""
         group = self._group
         if group.question is None:
             if now - group.asked_at >= _ASK_SECONDS:
@@ -273,13 +272,13 @@ class Watchdog:
 
 
 def quiet_ranks(sightings: Sequence[LastHeartbeat]) -> list[HeartbeatState]:
-    """Return the ranks that have sent no heartbeat for some seconds, although they have not done their part yet."""
+    """Return the ranks that are not done yet and have sent no heartbeat for some seconds."""
     there = [s for s in sightings if s.beat.activity is not Activity.DONE]
     return [s.beat for s in there if s.age > _LOSS_SILENCE_SECONDS]
 
 
 def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> WorkerGroupError | None:
-    """Return the error to raise if a rank is frozen while the others report that they have lost a peer; takes seconds.
+    """Return the error to raise if a rank is frozen while the others report the loss of a peer; may take seconds.
 
     Args:
         answered: ranks whose error or death is known.
@@ -309,8 +308,7 @@ def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> W
 
 
 def _is_enough(blamed: Sequence[HeartbeatState], inspections: dict[int, RankInspection], waited: float) -> bool:
-    """Return whether all ranks to blame are known to be stopped, and it is not worth waiting longer for the other
-    stacks."""
+    """Return whether all blamed ranks are known to be stopped, and waiting for more stacks is not worthwhile."""
     if any(inspections[beat.rank].evidence is not HangEvidence.STOPPED for beat in blamed):
         return False
     return waited >= _STOPPED_STACKS_SECONDS or all(inspections[beat.rank].is_whole for beat in blamed)
@@ -324,11 +322,11 @@ def _blame(monitor: MonitorClient, finding: HangFinding) -> None:
 def conclude(
     monitor: MonitorClient, run: str, finding: HangFinding, inspections: dict[int, RankInspection]
 ) -> WorkerGroupError:
-    """Write down the stacks, tell user and ledger, and end the ranks to blame; returns the error to raise."""
+    """Save the stacks, report the hang to user and ledger, end frozen ranks, and return the error to raise."""
     name = f"{FOLDER}/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-step-{finding.beats[0].step}.txt"
     summary = describe(finding)
     text = "\n\n".join(f"== rank {rank}\n{about.stacks}" for rank, about in sorted(inspections.items()))
-    # In a thread, since storage may be what hangs.
+    # In a thread, because the storage itself may hang.
     threading.Thread(target=_write, args=(monitor, run, name, f"{summary}\n\n{text}\n"), daemon=True).start()
     first = finding.beats[0]
     frames = innermost(inspections[first.rank].stacks, first.activity) if first.rank in inspections else ""
@@ -352,19 +350,19 @@ def conclude(
         )
     if finding.where == "frozen":
         end(run, [b for b in finding.beats if b.rank in inspections and inspections[b.rank].evidence in _KILLABLE])
-    advice = f"{summary}. Its stacks are in {name} of the run; if it only needs more time, raise --hang-seconds."
+    advice = f"{summary}. The stacks are in {name} of the run. If it only needs more time, raise --hang-seconds."
     return WorkerGroupError(summary, {beat.rank: HangError(advice) for beat in finding.beats})
 
 
 def describe(finding: HangFinding) -> str:
-    """Return in one line who hangs, where, and for how long."""
+    """Return one line with the ranks that hang, where, and for how long."""
     who = ", ".join(f"rank {b.rank} on node {b.address} (pid {b.pid})" for b in finding.beats)
     have = "has" if len(finding.beats) == 1 else "have"
     return f"{who} {have} made no progress for {finding.seconds:.0f} s at step {finding.beats[0].step}: {finding.text}"
 
 
 def innermost(stacks: str, activity: Activity) -> str:
-    """Return where a thread is, from py-spy's output: the thread that reads records, or else the one that trains."""
+    """Return the innermost frames, from py-spy's output, of the input thread or the training thread."""
     thread = "raytf-input" if activity is Activity.INPUT else "TrainingThread"
     match = re.search(rf'^Thread [^\n]*"{thread}[^\n]*\n((?:    [^\n]*\n?)+)', stacks, re.MULTILINE)
     frames = [line.strip() for line in match.group(1).splitlines()] if match else []
@@ -380,9 +378,9 @@ def _write(monitor: MonitorClient, run: str, name: str, text: str) -> None:
 
 
 class StartGuard:
-    """Ends workers that were stopped while their group starts, in its own thread, until `over` is called.
+    """Ends workers that are stopped while their group starts, from its own thread, until `over` is called.
 
-    Ray Train's controller waits for them meanwhile, and treats their end as a failed start, which it tries again.
+    Ray Train's controller waits for these workers. Once they have ended, it treats the start as failed and retries it.
     """
 
     def __init__(self, monitor: MonitorClient, run_uri: str, group: int):
@@ -391,7 +389,7 @@ class StartGuard:
         threading.Thread(target=self._guard, daemon=True, name="raytf-start-guard").start()
 
     def over(self) -> None:
-        """Stop watching: the group has started, or could not."""
+        """Stop watching, because the group has started or failed to start."""
         self._over.set()
 
     def _guard(self) -> None:
@@ -408,7 +406,7 @@ class StartGuard:
                 before = {(beat.node, beat.pid) for beat in stopped}
 
     def _workers(self) -> list[HeartbeatState]:
-        """Return the job's living workers; they have no ranks yet, so they are numbered."""
+        """Return the job's living workers, numbered in place of the ranks that they do not have yet."""
         job = ray.get_runtime_context().job_id
         actors = [a for a in state.living_actors(job) if a["ActorClassName"].rpartition(".")[2] == _WORKER]
         places = [(a["Address"]["NodeID"], a["Address"]["IPAddress"], a["Pid"]) for a in actors]

@@ -1,5 +1,5 @@
-"""Trackers of experiments (MLflow, Weights & Biases, TensorBoard, a file): one of their runs for one of ours.
+"""Experiment trackers (MLflow, Weights & Biases, TensorBoard, a file), with one tracker run for each raytf run.
 
-A tracker gets only what is committed, and not what was lost with a worker and computed again: restarts leave neither
-gaps nor duplicates. Entry: `follow.tracked`.
+A tracker receives only committed steps, not steps that were lost with a worker and computed again, so restarts leave
+neither gaps nor duplicates. The entry point is `follow.tracked`.
 """

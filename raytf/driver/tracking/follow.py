@@ -18,9 +18,9 @@ from raytf.runs.report.page import draw
 from raytf.storage.storage import Storage
 
 _MODEL_FILE = "model.keras"
-#: In place of a flag.
+#: Used in place of a flag for the program's own tracker callbacks.
 OWN_CALLBACKS = "callbacks"
-#: Seconds between two looks at what is committed, and how much longer than a look took the next one is waited for.
+#: Seconds between two reports. If a report takes long, the wait is this many times the report's duration.
 _SECONDS, _TIMES = 5.0, 10.0
 
 
@@ -28,8 +28,8 @@ class Following:
     """A tracker that follows a run.
 
     Args:
-        flag: of the tracker; `OWN_CALLBACKS` for those of the program.
-        say: takes a line for the user about trouble.
+        flag: flag of the tracker; `OWN_CALLBACKS` for the program's callbacks.
+        say: prints a line for the user about a problem.
     """
 
     def __init__(self, run: Storage, tracker: Tracker, flag: str, say: Callable[[str], None]):
@@ -38,7 +38,7 @@ class Following:
         self._lock = threading.Lock()
         self._known_steps: dict[str, int] = {}
         self._has_trouble = False
-        #: The newest checkpoint at the last look.
+        #: The newest checkpoint at the last report.
         self._newest: list[str] = []
 
     def open(self, config: TrainConfig) -> None:
@@ -49,15 +49,15 @@ class Following:
             raise
         except Exception as error:
             raise ConfigError(
-                f"{self._name}: {type(error).__name__}: {one_line(error, 300)}. Set it up as its own guide says, or "
-                "leave it out."
+                f"{self._name}: {type(error).__name__}: {one_line(error, 300)}. Set it up as its documentation "
+                "describes, or leave it out."
             ) from error
 
     def advance(self, always: bool = True) -> None:
-        """Report what is new. Trouble is shown once, and the report repeated the next time.
+        """Report new points. A problem is shown once, and the report is repeated the next time.
 
         Args:
-            always: read the steps even if there is no new checkpoint.
+            always: whether to read the steps even if there is no new checkpoint.
         """
         with self._lock:
             try:
@@ -75,17 +75,17 @@ class Following:
                     self._tracker.tell(new)
                     self._known_steps.update({name: point.step for point in new for name in point.values})
                 self._has_trouble = False
-            except Exception as error:  # of the tracker's library, or of its server
-                self._trouble(error, "it is tried again")
-                self._known_steps.clear()  # it may have some of the points
+            except Exception as error:  # raised by the tracker's library or its server
+                self._trouble(error, "retrying later")
+                self._known_steps.clear()  # the tracker may already have some of the points
 
     def finish(self) -> None:
-        """Report the rest of a run that has ended, with its page and its model."""
+        """Report the rest of a run that has finished, with its report page and its model."""
         self.advance()
         try:
             self._tracker.keep(_artifacts(self._run))
         except Exception as error:
-            self._trouble(error, "it has no report and no model of this run")
+            self._trouble(error, "the report and the model of this run may be missing there")
         if not self._has_trouble:
             before = trackers.read_known(self._run)
             dataclasses.replace(before, complete=tuple(sorted({*before.complete, self._flag}))).write(self._run)
@@ -106,15 +106,15 @@ class Following:
 def tracked(
     config: TrainConfig, run: Storage, say: Callable[[str], None], own: CallbackTracker | None = None
 ) -> Iterator[None]:
-    """Report the run to trackers during the `with` statement. The run has finished if nothing is raised in it.
+    """Report the run to trackers during the `with` statement. The run counts as finished if no error is raised in it.
 
     Args:
-        run: its folder, with the lease held.
-        say: takes a line about trouble with a tracker, which does not stop the run.
-        own: the program's callbacks of trackers.
+        run: the run's folder, with the lease held.
+        say: prints a line about a problem with a tracker, which does not stop the run.
+        own: the program's own tracker callbacks.
 
     Raises:
-        ConfigError: a tracker refuses at the start.
+        ConfigError: a tracker could not be opened.
     """
     flag = config.run.track
     following = [] if flag is None else [Following(run, _made(flag, run), flag, say)]
@@ -122,7 +122,7 @@ def tracked(
     with contextlib.ExitStack() as opened:
         for tracker in following:
             tracker.open(config)
-            opened.callback(tracker.close, False)  # should the next one refuse
+            opened.callback(tracker.close, False)  # in case the next tracker cannot be opened
         opened.pop_all()
     stop, is_finished = threading.Event(), False
     thread = threading.Thread(target=_follow, args=(following, stop), name="raytf-track", daemon=True)
@@ -144,7 +144,7 @@ def tracked(
 
 
 def has_all(config: TrainConfig, run: Storage, own: CallbackTracker | None = None) -> bool:
-    """Return whether all trackers have received the run to its end: that of the flag, and the program's callbacks."""
+    """Return whether the tracker of the flag and the program's callbacks have received the whole run."""
     wanted = {flag for flag in (config.run.track, None if own is None else OWN_CALLBACKS) if flag is not None}
     return not wanted or wanted <= set(trackers.read_known(run).complete)
 
@@ -168,13 +168,13 @@ def _made(flag: str, run: Storage) -> Tracker:
 
 
 def name_of(run: Storage) -> str:
-    """Return the name of a run for people; that of a program's n-th `fit` is NAME/n."""
+    """Return the name of a run for people, which is NAME/n for a program's n-th `fit`."""
     *_, before, last = ["", *run.locate("").rstrip("/").split("/")]
     return f"{before}/{last}" if last.isdecimal() and before else last
 
 
 def parameters(config: TrainConfig) -> dict[str, str]:
-    """Return the settings by the names of their flags, without those that say where to keep and show a run."""
+    """Return the settings by the names of their flags, except those on where to keep and show a run."""
     sections = config.settings
     return {name: str(value) for name, value in config.values.items() if sections[name] != "run" and value is not None}
 

@@ -1,5 +1,5 @@
-"""Trackers of experiments (a file, TensorBoard, MLflow, Weights & Biases, callbacks), the numbers that they get of
-committed steps and epochs, and how far each has them."""
+"""Experiment trackers (a file, TensorBoard, MLflow, Weights & Biases, callbacks), the numbers of committed steps and
+epochs that they receive, and the last step that each has."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from raytf.runs import run_log
 from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob, is_function
 
-#: Trackers by name, which is that of the package that each needs.
+#: Names of trackers, which are also the names of the packages that they need.
 PACKAGES = ("mlflow", "wandb", "tensorboard")
-#: The end of a file's name.
+#: Suffix of a file's name.
 FILE_SUFFIX = ".jsonl"
 #: The tag by which a later start finds the run.
 _KEY = "raytf.key"
-#: Numbers and parameters in a request, which MLflow limits to 1,000 and 100, and characters of a parameter's value.
+#: Limits of MLflow: numbers and parameters in a request, and characters of a parameter's value.
 _NUMBERS, _PARAMETERS, _CHARACTERS = 1000, 100, 500
-#: Below the run's folder.
+#: TensorBoard's folder, below the run's folder.
 FOLDER = "tensorboard/steps"
 #: Packages whose callbacks report numbers.
 _PACKAGES = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "wandb")
 #: Names of the numbers of each step, and of an epoch's mean loss.
 LOSS, RATE, EPOCH_LOSS = "loss", "learning_rate", "epoch_loss"
-#: Keys in an entry of the history beside its metrics.
+#: Keys in an entry of the history that are not metrics.
 _NO_METRICS = ("epoch", "step")
-#: In the run's folder.
+#: Name of the file in the run's folder.
 FILE = "tracking.json"
 
 
 @dataclass(frozen=True)
 class Point:
-    """Numbers of a global step, counted from 1: its loss and learning rate, and at the end of an epoch its metrics."""
+    """Numbers of a global step (counted from 1): loss, learning rate, and at the end of an epoch its metrics."""
 
     step: int
     values: dict[str, float]
 
 
 def committed(run: Storage) -> list[Point]:
-    """Return points of all steps up to the end of a run or, before its end, up to its newest checkpoint."""
+    """Return the points of all steps up to the end of a finished run, or up to the newest checkpoint of another one."""
     result = run_log.read_result(run) or {}
     last, history = result.get("steps", 0), result.get("history", [])
     complete = manifest.list_complete(run)
@@ -74,13 +74,13 @@ def committed(run: Storage) -> list[Point]:
 
 
 def _of_epoch(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of an epoch, by the names that a tracker gets; each step has a loss and a rate already."""
+    """Return the metrics of an epoch, renaming loss and learning rate, because each step has numbers so named."""
     names = {LOSS: EPOCH_LOSS, RATE: f"epoch_{RATE}"}
     return {names.get(name, name): float(value) for name, value in flat(entry).items() if name not in _NO_METRICS}
 
 
 def unknown(points: Iterable[Point], last_steps: Mapping[str, int]) -> list[Point]:
-    """Return the points, in order, without what a tracker already has: of each number, those up to its last step."""
+    """Return the points in order, without the numbers up to the last step that a tracker already has of each."""
     new = [
         Point(point.step, {n: value for n, value in point.values.items() if point.step > last_steps.get(n, 0)})
         for point in points
@@ -93,9 +93,9 @@ class Known:
     """The contents of `tracking.json`.
 
     Attributes:
-        key: by which trackers know the run.
-        complete: flags of the trackers that have all of it.
-        heard: last global step that the program's own callbacks of trackers have.
+        key: key by which trackers identify the run.
+        complete: flags of the trackers that have received the whole run.
+        heard: last global step that the program's own tracker callbacks have received.
     """
 
     key: str
@@ -107,7 +107,7 @@ class Known:
 
 
 def read_known(run: Storage) -> Known:
-    """Return what is known of a run; a new key is written down before a tracker gets it."""
+    """Return the contents of a run's `tracking.json`. A new key is saved before a tracker receives it."""
     text = run.get_or_none(FILE)
     if text is None:
         known = Known(uuid.uuid4().hex)
@@ -117,42 +117,42 @@ def read_known(run: Storage) -> Known:
         document = json.loads(text)
         return Known(str(document["key"]), tuple(map(str, document["complete"])), int(document.get("heard", 0)))
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{run.locate(FILE)} is damaged. Remove it: trackers then see another run.") from None
+        raise ConfigError(f"{run.locate(FILE)} is damaged. Delete it; trackers will then show a new run.") from None
 
 
 class Tracker(Protocol):
-    """A run of a tracker. Whatever its library raises is left to the caller."""
+    """A tracker's run. Errors of the tracker's library are passed to the caller."""
 
     def open(self, key: str, name: str, parameters: Mapping[str, str]) -> None:
-        """Open a run, or continue what an earlier start of it has opened.
+        """Open a run, or continue the run that an earlier start has opened.
 
         Args:
-            key: the same in all starts of the run, and another one for every other run.
-            name: of the run, for people.
-            parameters: its settings, by the names of their flags.
+            key: unique key of the run, the same whenever the run is started again.
+            name: name of the run, for people.
+            parameters: settings of the run, by the names of their flags.
         """
         ...
 
     def last_steps(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the last step that the tracker has of each named number, without numbers that it does not know."""
+        """Return the last step of each named number that the tracker has, without numbers unknown to it."""
         ...
 
     def tell(self, points: Sequence[Point]) -> None:
-        """Send numbers of further steps."""
+        """Send the numbers of further steps."""
         ...
 
     def keep(self, files: Mapping[str, bytes]) -> None:
-        """Send files, by name. A tracker that takes only numbers does nothing."""
+        """Send files, by name. A tracker that accepts only numbers does nothing."""
         return
 
     def close(self, is_finished: bool) -> None:
-        """Close the run, for now or for good. A tracker that keeps nothing open does nothing."""
+        """Close the run, which can be opened again unless finished. A tracker that keeps nothing open does nothing."""
         return
 
 
 @contextlib.contextmanager
 def written(files: Mapping[str, bytes]) -> Iterator[list[str]]:
-    """Write files into a temporary folder, for libraries that take no bytes; yields their paths by name."""
+    """Write files to a temporary folder, for libraries that do not accept bytes, and yield their paths."""
     with tempfile.TemporaryDirectory(prefix="raytf-track-") as folder:
         for name, data in files.items():
             Path(folder, name).write_bytes(data)
@@ -160,7 +160,7 @@ def written(files: Mapping[str, bytes]) -> Iterator[list[str]]:
 
 
 def check(track: str | None) -> None:
-    """Refuse a tracker that is not known or not installed."""
+    """Raise a ConfigError if a tracker is unknown or not installed."""
     if track is None or track.endswith(FILE_SUFFIX):
         return
     if track not in PACKAGES:
@@ -173,7 +173,7 @@ def check(track: str | None) -> None:
 
 
 class FileTracker(Tracker):
-    """A file with lines {"run", "key", "step", and the numbers}, after one with the run's settings."""
+    """A file with a line for the run's settings, then lines {"run", "key", "step", and the numbers}."""
 
     def __init__(self, path: str):
         self._path = os.path.expanduser(path)
@@ -186,7 +186,7 @@ class FileTracker(Tracker):
         with open(self._path, "a+", encoding="utf-8") as file:
             file.seek(0)
             lines = file.read().splitlines(keepends=True)
-            if lines and not lines[-1].endswith("\n"):  # of a start that was killed
+            if lines and not lines[-1].endswith("\n"):  # from a process that was killed
                 file.truncate(sum(len(line.encode()) for line in lines[:-1]))
                 lines.pop()
             for number, line in enumerate(lines, 1):
@@ -238,7 +238,7 @@ class MlflowTracker:
             self._client.update_run(self._run, status="RUNNING")
         else:
             self._run = self._client.create_run(experiment, run_name=name, tags={_KEY: key}).info.run_id
-        known = self._client.get_run(self._run).data.params  # which cannot be changed
+        known = self._client.get_run(self._run).data.params  # MLflow does not allow changing these
         new = [Param(n, str(value)[:_CHARACTERS]) for n, value in parameters.items() if n not in known]
         for some in _batches(new, _PARAMETERS):
             self._client.log_batch(self._run, params=some)
@@ -332,11 +332,11 @@ class WandbTracker:
     def open(self, key: str, name: str, parameters: Mapping[str, str]) -> None:
         import wandb
 
-        # Beside a run that the program may have begun itself.
+        # The program may have started another run itself.
         self._run = wandb.init(id=key, name=name, resume="allow", config=dict(parameters), reinit="create_new")
 
     def last_steps(self, names: Iterable[str]) -> dict[str, int]:
-        # It takes no step twice, and `step` is the next one.
+        # W&B accepts each step only once, and `step` is the next step.
         return dict.fromkeys(names, self._run.step - 1) if self._run.resumed else {}
 
     def tell(self, points: Sequence[Point]) -> None:
@@ -358,15 +358,15 @@ class WandbTracker:
 
 # -- callback tracker --------------------------------------------------------------------------------------------------
 #
-# A worker has no active run of MLflow or W&B, and a callback that runs there is called again for steps that were lost.
-# So these are called in the driver, once for each committed step and each epoch.
+# A worker has no active run of MLflow or W&B, and would call a callback again for steps that were lost. Tracker
+# callbacks are therefore called in the driver, once for each committed step and each epoch.
 
 
 def split(callbacks: Any, model: Any) -> tuple[Any, list[Any]]:
     """Return (callbacks for rank 0, callbacks of trackers).
 
-    One that saves the model needs the weights that rank 0 has. With a function in place of the model, or of the
-    callbacks, all run on rank 0.
+    A tracker callback that saves the model stays on rank 0, because it needs the weights. If the model or the callbacks
+    are a function, all callbacks run on rank 0.
     """
     if not isinstance(callbacks, list) or is_function(model):
         return callbacks, []
@@ -382,11 +382,11 @@ def _reports(kind: type) -> bool:
 
 
 class CallbackTracker(Tracker):
-    """Calls the program's callbacks of trackers, with the program's compiled model."""
+    """Calls the program's tracker callbacks, with the program's compiled model."""
 
     def __init__(self, run: Storage, callbacks: Sequence[Any], model: Any, job: TrainingJob):
         self._run, self._callbacks, self._model, self._job = run, callbacks, model, job
-        #: The model's own count of updates, before the run; callbacks read from it in which step they are.
+        #: The model's count of updates before the run. Callbacks read the current step from this count.
         self._before = 0
         self._epoch: int | None = None
         self._mlflow_run = ""
@@ -404,14 +404,14 @@ class CallbackTracker(Tracker):
         return dict.fromkeys(names, read_known(self._run).heard)
 
     def tell(self, points: Sequence[Point]) -> None:
-        if self._mlflow_run and _mlflow_run() is None:  # each thread has an active run of its own
+        if self._mlflow_run and _mlflow_run() is None:  # MLflow has an active run for each thread
             sys.modules["mlflow"].start_run(run_id=self._mlflow_run)
         heard = 0
         try:
             for point in points:
                 self._tell(point)
                 heard = point.step
-        finally:  # a callback that fails hears nothing twice
+        finally:  # so that a callback that failed is not called twice for the same step
             if heard:
                 dataclasses.replace(read_known(self._run), heard=heard).write(self._run)
 
@@ -431,18 +431,18 @@ class CallbackTracker(Tracker):
             getattr(callback, hook)(*args)
 
     def close(self, is_finished: bool) -> None:
-        self._model.optimizer.iterations.assign(self._before)  # the weights are still those before the run
+        self._model.optimizer.iterations.assign(self._before)  # the weights have not changed since the run started
         if is_finished:
             self._call("on_train_end")
 
 
 def _logs(point: Point) -> dict[str, float]:
-    """Return the metrics of an epoch, by the names that Keras gives them."""
+    """Return the metrics of an epoch by their Keras names."""
     metrics = {name: value for name, value in point.values.items() if name not in (LOSS, RATE, EPOCH_LOSS)}
     return {LOSS: point.values[EPOCH_LOSS], **metrics}
 
 
 def _mlflow_run() -> Any:
-    """Return the run of MLflow that is active in this thread; None where there is none."""
+    """Return the MLflow run that is active in this thread, or None."""
     mlflow = sys.modules.get("mlflow")
     return None if mlflow is None else mlflow.active_run()

@@ -1,1 +1,1 @@
-"""Predictions for a data set: columns (which go where), reader and writer (data in and out), predict (on Ray Data)."""
+"""Predicts for a data set: columns (inputs and outputs), reader and writer (files), predict (on Ray Data)."""

@@ -1,5 +1,4 @@
-"""Decides which columns of a data set are a model's inputs, and which are written with its predictions. Pure
-functions."""
+"""Decides which columns of a data set are a model's inputs, and which are written with the predictions."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ import numpy as np
 from raytf.errors import ConfigError, DataError
 from raytf.inference.signature import Signature, TensorSpec
 
-#: Columns that a model's only input is taken from if no column has its name.
+#: Usual names of the column for a model's only input, if no column has the input's name.
 _USUAL = ("image", "x", "x_test", "features")
-#: Features kept by default, where not all features of the records can be read.
+#: Features that are kept by default if not all features of the records are read.
 _LABELS = ("label", "id")
 SCALARS, ALL, NONE = "scalars", "all", "none"
 
@@ -24,9 +23,9 @@ class Options:
     """The user's choice of columns.
 
     Attributes:
-        x: columns of the model's input, or INPUT=COLUMN of several; none has raytf choose.
-        keep: columns written beside predictions: scalars, all, none, or names.
-        classes: write the class with the largest output, and that output, instead of all.
+        x: columns of the model's only input, or INPUT=COLUMN for several inputs; if empty, raytf chooses.
+        keep: columns to write with the predictions: scalars, all, none, or names.
+        classes: write only the class with the largest output, and this output, instead of all outputs.
     """
 
     x: tuple[str, ...] = ()
@@ -35,13 +34,13 @@ class Options:
 
 
 def sources(signature: Signature, columns: Mapping[str, np.ndarray], x: Sequence[str]) -> dict[str, list[str]]:
-    """Return the column that feeds each input, or several columns of numbers that become one vector.
+    """Return the column for each input, or several columns of numbers that become one vector.
 
     Args:
-        columns: of some records.
+        columns: columns of some records.
 
     Raises:
-        ConfigError: it names columns that there are not, or cannot tell; it says which there are.
+        ConfigError: `x` names a missing column or input, or there is no obvious column; the message lists them.
     """
     there = ", ".join(sorted(columns)) or "none"
     chosen: dict[str, list[str]] = {}
@@ -77,7 +76,7 @@ def sources(signature: Signature, columns: Mapping[str, np.ndarray], x: Sequence
 
 
 def image_of(signature: Signature) -> tuple[int, int, int] | None:
-    """Return height, width and channels of the one input of a model that is an image, or None."""
+    """Return height, width and channels of a model's only image input, or None."""
     shapes = [spec.shape for spec in signature.inputs.values() if spec.shape is not None and len(spec.shape) == 4]
     if len(shapes) != 1 or None in shapes[0][1:]:
         return None
@@ -86,13 +85,13 @@ def image_of(signature: Signature) -> tuple[int, int, int] | None:
 
 
 def features(signature: Signature, options: Options, there: Sequence[str]) -> list[str]:
-    """Return the features to read of records without a schema: those of the model, and those that are kept.
+    """Return the features to read from records without a schema: the model's inputs, and the features to keep.
 
     Args:
-        there: names of all.
+        there: names of all features.
 
     Raises:
-        ConfigError: one of them is not there, or none is plainly the input; it says which there are.
+        ConfigError: a feature is missing, or none is obviously the input; the message lists the features.
     """
     wanted = [part.partition("=")[2] or part for part in options.x]
     if not wanted and all(name in there for name in signature.inputs):
@@ -118,10 +117,10 @@ def features(signature: Signature, options: Options, there: Sequence[str]) -> li
 
 
 def tensor(names: Sequence[str], columns: Mapping[str, np.ndarray], spec: TensorSpec) -> np.ndarray:
-    """Return the input that some columns make, in the shape that the model takes.
+    """Return the input made of some columns, in the shape that the model expects.
 
     Raises:
-        DataError: they hold no such numbers.
+        DataError: the columns have other values or shapes.
     """
     parts = [_stacked(name, columns[name]) for name in names]
     array = parts[0] if len(parts) == 1 else np.stack(parts, axis=-1)
@@ -140,10 +139,10 @@ def tensor(names: Sequence[str], columns: Mapping[str, np.ndarray], spec: Tensor
 
 
 def kept(columns: Mapping[str, np.ndarray], keep: str) -> list[str]:
-    """Return the columns that are written beside the predictions, in their order.
+    """Return the columns to write with the predictions, in order.
 
     Raises:
-        ConfigError: it names one that there is not.
+        ConfigError: `keep` names a column that does not exist.
     """
     if keep == NONE:
         return []
@@ -159,8 +158,10 @@ def kept(columns: Mapping[str, np.ndarray], keep: str) -> list[str]:
 
 
 def named(outputs: Mapping[str, np.ndarray], classes: bool, taken: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return outputs as columns: `prediction`, or `prediction_NAME` of several; `class` and `score` where asked for;
-    with `_by_model` added to a name that is taken by another column."""
+    """Return outputs as columns: `prediction` (`prediction_NAME` if there are several), or `class` and `score`.
+
+    A name that another column has already gets the suffix `_by_model`.
+    """
     named = {}
     for name, value in outputs.items():
         suffix = "" if len(outputs) == 1 else f"_{name}"

@@ -1,4 +1,4 @@
-"""Predictions on Ray Data: a pool of actors holds the model, and the driver writes their predictions in order."""
+"""Predicts on Ray Data: a pool of actors runs the model, and the driver writes the predictions in order."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from raytf.inference.signature import DEFAULT, Signature
 from raytf.inference.versions import Version
 from raytf.storage.storage import Storage
 
-#: CPUs for reading beside those of the workers, by Ray Data's default.
+#: CPUs for reading, in addition to those of the workers, by Ray Data's default.
 _READING_CPUS = 1.0
-#: Bytes of a saved_model.pb: protobuf reads no more.
+#: The most bytes of a saved_model.pb that protobuf can read.
 _GRAPH_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
 class PredictionPlan:
-    """A prediction of all records of a data set.
+    """The settings of a prediction for all records of a data set.
 
     Attributes:
-        version: of the model; None for the newest.
-        workers: fewest and most processes that hold the model.
-        cpus, gpus: of each.
-        fit: how an image of another shape gets that of the model.
+        version: version of the model; None for the newest.
+        workers: the fewest and the most processes that run the model.
+        cpus, gpus: CPUs and GPUs of each worker.
+        fit: how to adapt an image of another shape to the model.
     """
 
     model: str
@@ -59,7 +59,7 @@ class PredictionPlan:
 
 
 class Predictor:
-    """Holds the model in a process of Ray Data."""
+    """Runs the model in a process of Ray Data."""
 
     def __init__(self, models: str, version: Version, options: Options, threads: int):
         visibility.hide_unless_given()
@@ -81,20 +81,20 @@ class Predictor:
 
 
 def run(plan: PredictionPlan, show: Callable[[int, int | None], None], say: Callable[[str], None]) -> int:
-    """Predict for every record; return their number.
+    """Predict for every record, and return the number of records.
 
     Args:
-        show: called with how many records are done, and of how many where that is known.
-        say: called with what happens.
+        show: called with the number of records done, and the total if known.
+        say: called with messages.
 
     Raises:
-        RaytfError: one line that says what is wrong and how to fix it; then there is no output.
+        RaytfError: the prediction failed and wrote no output; the message says what is wrong and how to fix it.
     """
     models, version = find(plan.model, plan.version)
     sink, source = PredictionWriter(plan.output, plan.overwrite), reader.inspect(plan.source)
     say(f"model {models.locate(version.name)}")
     if not plan.verbose:
-        # Ray warns of the arguments that Ray Data gives its actors, which stay while it runs.
+        # Ray warns that arguments of Ray Data's actors may go out of scope; they stay in scope while it runs.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         for name in ("ray.data", "ray.data._internal"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -132,7 +132,7 @@ def find(uri: str, number: int | None) -> tuple[Storage, Version]:
     """Return the folder of versions and the version to use.
 
     Raises:
-        ConfigError: there is none such.
+        ConfigError: there is no such version.
     """
     models, _, named = versions.models_of(uri)
     if None not in (named, number) and named != number:
@@ -143,11 +143,11 @@ def find(uri: str, number: int | None) -> tuple[Storage, Version]:
 
 
 def shortage(nodes: Sequence[Mapping[str, float]], workers: int, cpus: float, gpus: float) -> str:
-    """Return what nodes lack to hold this many workers and the tasks that read; empty where they lack nothing.
+    """Return the resources that nodes lack for this many workers and the reading tasks; empty if they lack none.
 
     Args:
-        nodes: what each has.
-        cpus, gpus: of a worker.
+        nodes: the resources of each node.
+        cpus, gpus: CPUs and GPUs of a worker.
     """
     for kind, wanted in (("CPU", cpus * workers + _READING_CPUS), ("GPU", gpus * workers)):
         have = sum(node.get(kind, 0) for node in nodes)
@@ -156,15 +156,15 @@ def shortage(nodes: Sequence[Mapping[str, float]], workers: int, cpus: float, gp
             return f"{wanted:g} {kind}{beside}, and this cluster has {have:g}"
     fits = sum(fitting(node, {"CPU": cpus, "GPU": gpus}) for node in nodes)
     if fits < workers:
-        return f"{workers} times {cpus:g} CPU and {gpus:g} GPU on one node, and this cluster has that {fits} times"
+        return f"{workers} times {cpus:g} CPU and {gpus:g} GPU on one node, and this cluster has room for {fits}"
     return ""
 
 
 def _check_room(plan: PredictionPlan, is_local: bool, say: Callable[[str], None]) -> None:
-    """Refuse workers that the cluster cannot hold, for which Ray Data would wait for ever.
+    """Refuse more workers than the cluster can run: Ray Data would wait for them forever.
 
     Raises:
-        ClusterError: says what is missing.
+        ClusterError: resources are missing; the message lists them.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     missing = shortage(nodes, plan.workers[0], plan.cpus, plan.gpus)
@@ -183,7 +183,7 @@ def _check_room(plan: PredictionPlan, is_local: bool, say: Callable[[str], None]
 
 
 def explain(error: BaseException) -> RaytfError:
-    """Return the error for users that Ray Data has wrapped."""
+    """Return the error for users that Ray Data wrapped in its own."""
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:

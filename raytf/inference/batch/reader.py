@@ -1,4 +1,4 @@
-"""Reads data sets to predict for into Ray Data: the formats of training, JSONL, and data sets that jobs name."""
+"""Reads data sets for prediction into Ray Data: the formats of training, JSONL, and the built-in data sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from raytf.inference.batch.columns import Options
 from raytf.inference.signature import Signature
 from raytf.storage.storage import Storage
 
-#: Ending of a file's name -> format.
+#: Ending of a file's name -> its format.
 _KINDS = {
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
     **dict.fromkeys((".csv", ".csv.gz"), "csv"),
@@ -37,14 +37,14 @@ _KINDS = {
     ".npz": "npz",
 }
 _NAMED = ("digits", "mnist")
-#: Records of a block, and bytes of a large one's; a few for each worker make a bar that moves.
+#: The most records and bytes of a block. Each worker should get several, so that the progress bar moves.
 _BLOCK, _BLOCK_BYTES = 4096, 32 << 20
-#: Bytes of a CSV file that decide the types of its columns.
+#: The most bytes of a CSV file from which the types of its columns are inferred.
 _TYPED_BYTES = 128 << 20
 
 
 def kind_of(names: Sequence[str]) -> str | None:
-    """Return the format of most of these files, or None where raytf reads none of them."""
+    """Return the format of most of these files, or None if raytf can read none of them."""
     kinds = Counter(kind for kind in map(_kind, names) if kind is not None)
     if not kinds and any(is_idx(name) for name in names):
         return "idx"
@@ -63,10 +63,10 @@ class Input:
 
     Attributes:
         uri: as the user passed it.
-        kind: parquet, csv, json, npz, tfrecord, images, or idx, for which names of data sets stand, too.
-        folder: where its files lie.
-        names: of those of that kind, in the order of their records; those of folders by name.
-        sizes: bytes of each.
+        kind: parquet, csv, json, npz, tfrecord, images, or idx (also for the built-in data sets).
+        folder: the folder of its files.
+        names: names of the files of this kind, in the order of their records.
+        sizes: bytes of each file.
     """
 
     uri: str
@@ -77,14 +77,14 @@ class Input:
 
 
 def inspect(uri: str) -> Input:
-    """Return what there is to read; needs no Ray.
+    """Return the data set at a URI. Does not need Ray.
 
     Args:
-        uri: a file or folder, local or on an object store, or digits or mnist, whose test images it stands for.
+        uri: a file or folder, local or on an object store; or digits or mnist, for their test images.
 
     Raises:
-        ConfigError: there is nothing that can be read; it says what can.
-        DataError: `raytf data convert` has not ended there.
+        ConfigError: there is nothing that raytf can read; the message lists the formats.
+        DataError: `raytf data convert` has not finished there.
         StorageError: storage refuses.
     """
     if uri in _NAMED:
@@ -96,7 +96,7 @@ def inspect(uri: str) -> Input:
     kind = kind_of(files.names)
     if kind is None:
         raise ConfigError(
-            f"{place} has no file that is read here, such as {files.names[0]}. Expected .parquet, .csv, .jsonl, "
+            f"{place}: raytf cannot read files such as {files.names[0]}. Expected .parquet, .csv, .jsonl, "
             ".tfrecord, .npz, JPEG or PNG images, or MNIST's IDX files."
         )
     if kind == "npz" and not files.is_single:
@@ -108,21 +108,21 @@ def inspect(uri: str) -> Input:
 
 
 def read(origin: Input, signature: Callable[[], Signature], options: Options, fit: Fit) -> tuple[Any, int | None]:
-    """Return a data set, and how many records it has where that is cheap to know.
+    """Return a data set of Ray Data, and its number of records if that is cheap to know.
 
     Args:
-        signature: of the model; asked for where the data depend on it.
-        fit: how an image of another shape gets that of the model.
+        signature: returns the model's signature; called if the data depend on it.
+        fit: how to adapt an image of another shape to the model.
 
     Raises:
-        ConfigError, DataError: it cannot be read.
+        ConfigError, DataError: the data set cannot be read.
         StorageError: storage refuses.
     """
     if origin.kind in ("idx", "npz", "tfrecord", "images"):
         records = by_number(origin, signature, options, fit)
         return _dataset(records), records.count
     filesystem, folder = Storage(origin.folder).arrow()
-    # Ray would read all files of a folder, whatever they hold, and in an order of its own.
+    # From a folder, Ray would read all files, of any format, and in its own order.
     paths = [f"{folder}/{name}" for name in origin.names]
     if origin.kind == "parquet":
         data = ray.data.read_parquet(paths, filesystem=filesystem, file_extensions=["parquet", "pq"])
@@ -135,13 +135,13 @@ def read(origin: Input, signature: Callable[[], Signature], options: Options, fi
 
 @dataclass(frozen=True)
 class Records:
-    """Records that are read by their numbers.
+    """Records that are read by number.
 
     Attributes:
-        count: how many they are.
-        bytes: of one; 0 where they are in memory already.
-        held: what they are read from, which every process gets.
-        take: gives the columns of some records, from what is held and their numbers.
+        count: number of records.
+        bytes: size of one record; 0 if the records are already in memory.
+        held: the object to read the records from, which is sent to every process.
+        take: returns the columns of some records, from `held` and the numbers of the records.
     """
 
     count: int
@@ -173,7 +173,7 @@ def _dataset(records: Records) -> Any:
 
 
 def _typed_bytes(origin: Input) -> int:
-    """Return how many bytes of a CSV file are read as one: they decide the types of its columns."""
+    """Return how many bytes of a CSV file to read as one block, from which its columns' types are inferred."""
     is_plain = all(not name.lower().endswith(".gz") for name in origin.names)
     return min(_TYPED_BYTES, max(1 << 20, *origin.sizes)) if is_plain else _TYPED_BYTES
 
@@ -183,8 +183,8 @@ def _of_images(origin: Input, signature: Signature, fit: Fit) -> Records:
     if shape is None or shape[2] not in (1, 3):
         inputs = ", ".join(f"{name} {spec.text()}" for name, spec in signature.inputs.items())
         raise ConfigError(
-            f"the model takes {inputs}, which is not an image of one size, gray or in colours. Expected another kind "
-            "of input."
+            f"the model takes {inputs}, which is not an image of fixed size, gray or in color. Expected input of "
+            "another kind."
         )
     files = Files(origin.uri, is_wanted=_is_image)
     decoder = Decoder(shape[:2], shape[2], fit, resizes=True)
@@ -204,7 +204,7 @@ def _is_image(name: str) -> bool:
 
 
 def _of_tfrecords(origin: Input, signature: Signature, options: Options, fit: Fit) -> Records:
-    """Return the records as training reads them: as `raytf data convert` described them, else by names of features."""
+    """Return the records as training reads them: by the schema of `raytf data convert`, or by names of features."""
     shape = columns.image_of(signature)
     pixels: dict[str, Any] = {"size": shape and shape[:2], "channels": shape and shape[2], "fit": fit}
     schema = read_schema(Storage(origin.folder))
@@ -228,7 +228,7 @@ def _npz(place: Storage) -> dict[str, np.ndarray]:
     except StorageError:
         raise
     except Exception as error:  # np.load lets zipfile.BadZipFile and zlib.error through, too
-        raise DataError(f"{place.locate('')} is no .npz file, or a damaged one: {one_line(error, 200)}") from error
+        raise DataError(f"{place.locate('')} is not an .npz file, or a damaged one: {one_line(error, 200)}") from error
     if {"x_test", "y_test"} <= set(arrays):
         return {"image": arrays["x_test"], "label": arrays["y_test"]}
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}

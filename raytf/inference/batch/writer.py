@@ -1,4 +1,4 @@
-"""Writes predictions to one file, Parquet, CSV or JSONL, which appears when it is complete."""
+"""Writes predictions to one Parquet, CSV or JSONL file, which appears only when it is complete."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ENDINGS = (".parquet", ".csv", ".jsonl")
 
 
 class PredictionWriter:
-    """Writes batches in order; a context manager. The file appears at its end, unless that is an error.
+    """Writes batches in order; a context manager. The file appears when the context ends without an error.
 
     Args:
-        uri: of the file; its ending says the format.
-        overwrite: replace a file that exists.
+        uri: URI of the file, whose ending determines the format.
+        overwrite: replace an existing file.
 
     Raises:
-        ConfigError: the file exists, or its ending is not known.
+        ConfigError: the file already exists, or its ending is unknown.
         StorageError: storage refuses.
     """
 
@@ -52,7 +52,7 @@ class PredictionWriter:
         self._schema: Any = None
 
     def __enter__(self) -> PredictionWriter:
-        # Beside the file where that is local, so that it can be renamed.
+        # A local file is written next to its final place, so that it can be renamed.
         folder = os.path.dirname(self._place.root) if self._place.is_local else None
         try:
             if folder:
@@ -77,7 +77,7 @@ class PredictionWriter:
         """Write records.
 
         Raises:
-            DataError: they are of other kinds than those before.
+            DataError: their columns or types of values do not fit those of earlier records.
         """
         try:
             table = pa.table(_columns(batch, flat=self._ending == ".csv"))
@@ -92,7 +92,7 @@ class PredictionWriter:
             self._write(table)
         except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError) as error:
             raise DataError(
-                f"a batch has other columns or kinds of values than the first: {one_line(error, 200)}"
+                f"a batch has other columns or types of values than the first: {one_line(error, 200)}"
             ) from error
         except OSError as error:
             raise explain("write", self._path, error) from error
@@ -113,10 +113,10 @@ class PredictionWriter:
             self._writer.writelines(f"{json.dumps(row, default=_text)}\n".encode() for row in rows)
 
     def _widen(self, other: pa.Schema) -> None:
-        """Choose types that hold both the rows so far and the new ones: a column may be empty or whole at first.
+        """Choose types for both the earlier and the new rows: a column's first values may be missing or integers.
 
         Raises:
-            pa.ArrowTypeError: no type holds both.
+            pa.ArrowTypeError: no type fits both.
         """
         if other.names != self._schema.names:
             raise pa.ArrowTypeError(f"{', '.join(other.names)} after {', '.join(self._schema.names)}")
@@ -124,7 +124,7 @@ class PredictionWriter:
         if schema == self._schema:
             return
         self._schema = schema
-        if self._ending != ".parquet":  # in text, numbers of both kinds may follow each other
+        if self._ending != ".parquet":  # in text, both types of numbers may follow each other
             return
         self._writer.close()
         before = f"{self._path}.before"
@@ -155,7 +155,7 @@ class PredictionWriter:
 
 
 def _columns(batch: Mapping[str, np.ndarray], flat: bool) -> dict[str, pa.Array]:
-    """Return columns as Arrow has them; for CSV each number of a vector is a column of its own."""
+    """Return the columns as Arrow arrays; with `flat`, for CSV, each number of a vector is a separate column."""
     columns: dict[str, pa.Array] = {}
     for name, value in batch.items():
         if value.ndim == 1:

@@ -1,5 +1,5 @@
-"""A model behind the REST API of TensorFlow Serving, on Ray Serve.
+"""Serves a model on Ray Serve, with the REST API of TensorFlow Serving.
 
-What a request asks for, and its answer: rest_api, json_tensors. Versions: served_versions. Replicas and the driver's
-side: replica, application. What stands before replicas, in Ray Serve's proxy: connections, front, limits, exchange.
+Requests and answers: rest_api, json_tensors. Versions: served_versions. Replicas and the driver's side: replica,
+application. In Ray Serve's proxy, in front of the replicas: connections, front, limits, exchange.
 """

@@ -1,4 +1,4 @@
-"""Ray Serve on the driver's side: starts replicas, reports where they answer, and drains them at the end."""
+"""Ray Serve on the driver's side: starts replicas, reports their URL, and drains them at the end."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from raytf.errors import ClusterError, ConfigError, ModelError, one_line
 from raytf.inference.serving import front
 from raytf.inference.serving.replica import Replica, ReplicaSettings, load_once
 
-#: Names of the Ray Serve application and of its one deployment.
+#: Names of the Ray Serve application and of its only deployment.
 APP, _DEPLOYMENT = "raytf-{name}", "model"
 #: Settings of the deployment: the command that deployed it, and whether raytf started Ray Serve for it.
 _OWNER, _STARTED = "raytf_owner", "raytf_started"
 #: Seconds between two checks that the application still runs, and the timeout of one check.
 _POLL_SECONDS = 2.0
 _POLL_TIMEOUT = 30.0
-#: Most seconds for requests in progress when the server stops.
+#: The most seconds that requests in progress have when the server stops.
 DRAIN_SECONDS = 30.0
-#: Statuses of an application that does not run, or is being deleted.
+#: Statuses of an application that is not running or is being deleted.
 _NOT_THERE = ("DELETING", "NOT_STARTED")
-#: Batches of requests that a replica may hold; more wait before it.
+#: The most batches of requests that a replica holds; others wait in front of it.
 _BATCHES_AHEAD = 4
 
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """How a model is served.
+    """The settings with which a model is served.
 
     Attributes:
-        replicas: fewest and most.
-        target: average requests in progress in a replica, which autoscaling keeps.
-        cpus, gpus: of each replica.
+        replicas: the fewest and the most replicas.
+        target: average number of requests in progress per replica that autoscaling aims for.
+        cpus, gpus: the CPUs and GPUs of each replica.
         proxies: the nodes that listen.
     """
 
@@ -65,10 +65,10 @@ class ServingPlan:
 
 
 def run(plan: ServingPlan, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C, then answer the requests in progress and stop what was started.
+    """Serve until SIGTERM or Ctrl-C, then answer the requests in progress and stop what this call started.
 
     Args:
-        say: called with what happens, such as the URL of the model and a command to try it.
+        say: called with messages, such as the URL of the model and a command to try it.
 
     Raises:
         ClusterError, ConfigError, ModelError: the model cannot be served.
@@ -79,7 +79,7 @@ def run(plan: ServingPlan, say: Callable[[str], None]) -> None:
         check_port(plan.host, plan.port)
     # Ray sets signal handlers of its own when it starts.
     with ray_for(lambda: plan.cpus * plan.replicas[1] + 1, plan.verbose) as is_local, _signals() as stop:
-        # A local Ray stops with all that runs on it; on a cluster, what other commands started stays.
+        # A local Ray stops with everything on it; on a cluster, what other commands started keeps running.
         mine = _begin(plan) and not is_local
         me, is_ours = uuid.uuid4().hex, False
         try:
@@ -88,8 +88,8 @@ def run(plan: ServingPlan, say: Callable[[str], None]) -> None:
             _check_resources(plan)
             if before is not None:
                 _check_model(plan.settings)
-                say(f"{name} is served on this cluster already; its replicas are replaced one after the other")
-                # The last of the commands that replace each other stops Ray Serve.
+                say(f"{name} is already served on this cluster; its replicas are replaced one by one")
+                # Of commands that replace each other, the last one stops Ray Serve.
                 mine = mine or before.is_started_by_raytf
             is_ours = before is None  # a running application stays until it is replaced
             handle = _deploy(plan, name, {_OWNER: me, _STARTED: mine})
@@ -133,7 +133,7 @@ def _signals() -> Iterator[threading.Event]:
 
 
 def _begin(plan: ServingPlan) -> bool:
-    """Start Ray Serve where it does not run yet; return whether it was started."""
+    """Start Ray Serve unless it already runs; return whether this call started it."""
     try:
         ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
         is_new = False
@@ -143,11 +143,11 @@ def _begin(plan: ServingPlan) -> bool:
         serve.start(
             proxy_location=ProxyLocation.HeadOnly if plan.proxies == "head" else ProxyLocation.EveryNode,
             http_options=HTTPOptions(host=plan.host, port=plan.port),
-            # Proxies inherit the controller's environment, where they find the middleware of `front`.
+            # Proxies inherit the controller's environment, which names the middleware of `front`.
             controller_options=ControllerOptions(runtime_env={"env_vars": {front.VARIABLE: front.PLACE}}),
             logging_config=LoggingConfig(log_level="INFO" if plan.verbose else "WARNING", enable_access_log=False),
         )
-    except Exception as error:  # a TimeoutError, or whatever the proxy's process died of
+    except Exception as error:  # a TimeoutError, or the reason why the proxy's process died
         raise ClusterError(f"Ray Serve cannot listen on {plan.host}:{plan.port}: {one_line(error, 300)}") from error
     return is_new
 
@@ -156,19 +156,19 @@ def _where(plan: ServingPlan) -> tuple[str, int]:
     """Return host and port of the proxies, which another command may have started.
 
     Raises:
-        ConfigError: they listen on another port than this command's.
+        ConfigError: the proxies listen on another port than the plan's.
     """
     options = controller.http_options()
     if options.port != plan.port:
         raise ConfigError(
-            f"--port {plan.port}: Ray Serve runs on this cluster already, on port {options.port}. Use --port "
-            f"{options.port}, or end it with `serve shutdown`."
+            f"--port {plan.port}: Ray Serve already runs on this cluster, on port {options.port}. Use --port "
+            f"{options.port}, or stop it with `serve shutdown`."
         )
     return options.host or plan.host, options.port
 
 
 def _check_room(name: str) -> RunningApplication | None:
-    """Return the application of this name, if it already runs.
+    """Return the application of this name, or None if it does not run yet.
 
     Raises:
         ClusterError: another application runs.
@@ -176,23 +176,23 @@ def _check_room(name: str) -> RunningApplication | None:
     for other, state in serve.status().applications.items():
         if other != name and state.status.value not in _NOT_THERE:
             raise ClusterError(
-                f"Ray Serve on this cluster serves the application {other!r} already, and a cluster has one address. "
-                "End it with Ctrl-C where it was started or with `serve shutdown`, or use another cluster."
+                f"Ray Serve on this cluster already serves the application {other!r}, and a cluster has one address. "
+                "Stop it with Ctrl-C where it was started or with `serve shutdown`, or use another cluster."
             )
     application = _application(name)
     return None if application is None or application.status in _NOT_THERE else application
 
 
 def _check_model(settings: ReplicaSettings) -> None:
-    """Refuse a model that cannot be loaded, before it replaces one that can: Ray Serve does not roll back.
+    """Refuse a model that cannot be loaded before it replaces a working one: Ray Serve does not roll back.
 
     Raises:
-        ModelError: says why.
+        ModelError: the model cannot be loaded; the message says why.
     """
     try:
         ray.get(ray.remote(num_cpus=0)(load_once).remote(settings))
     except ray.exceptions.RayTaskError as error:
-        raise ModelError(f"{one_line(error.cause, 500)} What is served stays as it is.") from error
+        raise ModelError(f"{one_line(error.cause, 500)} The running application stays as it is.") from error
 
 
 def reachable(host: str) -> str:
@@ -260,7 +260,7 @@ class ApplicationOwner(enum.Enum):
     """The owner of an application."""
 
     OURS = "ours"
-    COMING = "coming"  # another command is about to replace it
+    COMING = "coming"  # another command is replacing it
     TAKEN = "taken"
     GONE = "gone"
 
@@ -270,7 +270,7 @@ class RunningApplication:
     """An application that Ray Serve knows.
 
     Attributes:
-        status: by Ray Serve.
+        status: Ray Serve's status.
         owner: the command that deployed it last.
         is_started_by_raytf: whether a command started Ray Serve for it.
     """
@@ -281,7 +281,7 @@ class RunningApplication:
 
 
 def owner_of(application: RunningApplication | None, me: str) -> ApplicationOwner:
-    """Return who owns the application that the command `me` deployed; None is one that no longer exists."""
+    """Return who owns the application that the command `me` deployed; it is None if it no longer exists."""
     if application is None or application.status in _NOT_THERE:
         return ApplicationOwner.GONE
     # A command exits if its deployment fails, and leaves the application to the command before it.
@@ -301,7 +301,7 @@ def _application(name: str) -> RunningApplication | None:
 
 
 def _stay(name: str, me: str, is_local: bool, stop: threading.Event, say: Callable[[str], None]) -> None:
-    """Wait for a signal, or until another command stops the application or replaces it.
+    """Wait until a signal arrives, or another command stops or replaces the application.
 
     Raises:
         ClusterError: Ray no longer answers.
@@ -317,10 +317,10 @@ def _stay(name: str, me: str, is_local: bool, stop: threading.Event, say: Callab
                 raise ClusterError(f"Ray no longer answers: {one_line(error, 200)}", passes=True) from error
             continue
         if owner is ApplicationOwner.GONE:
-            say("somebody else has ended it")
+            say("another command stopped it")
             return
-        if owner is ApplicationOwner.TAKEN and not is_local:  # a Ray of one's own would end with this command
-            say("another command serves it now")
+        if owner is ApplicationOwner.TAKEN and not is_local:  # a local Ray would stop with this command
+            say("another command has replaced it")
             return
 
 
@@ -328,19 +328,19 @@ def _end(name: str, me: str | None, mine: bool, say: Callable[[str], None]) -> N
     """Stop what this command deployed and started, and nothing else.
 
     Args:
-        me: None where nothing was deployed.
+        me: this command; None if it deployed nothing.
         mine: whether this command started Ray Serve.
     """
     began = time.monotonic()
     try:
         is_ours = me is not None and owner_of(_application(name), me) is ApplicationOwner.OURS
         if is_ours:
-            say("draining: requests under way are answered, no new ones are taken")
+            say("draining: requests in progress are answered, new ones are refused")
             serve.delete(name)
         if mine and not serve.status().applications:
-            with _process.no_stderr():  # Ray reports at length tasks of actors that it was asked to end
+            with _process.no_stderr():  # Ray prints long reports about tasks of the actors that it stops
                 serve.shutdown()
         if is_ours:
             say(f"stopped after {time.monotonic() - began:.1f} s")
-    except Exception as error:  # Ray may be what has failed, or was ended by the same signal
-        say(f"Ray has ended before: {one_line(error, 200)}")
+    except Exception as error:  # Ray may have failed, or the same signal stopped it
+        say(f"Ray had already stopped: {one_line(error, 200)}")

@@ -1,6 +1,6 @@
-"""Connections within limits: large or slow headers, slow bodies, idle sockets, answers that nobody reads.
+"""Limits connections: large or slow headers, slow bodies, idle sockets, answers that the client does not read.
 
-uvicorn's own protocol accepts headers of any size and waits for them for ever; an ASGI application sees neither.
+uvicorn's own protocol accepts headers of any size and waits for them forever, out of an ASGI application's sight.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from raytf.inference.serving.limits import ServingLimits
 #: Seconds between two checks of all connections.
 _CHECK_SECONDS = 0.5
 _TOO_LARGE = "The headers are larger than {} KiB."
-_SLOW_BODY = "The body came too slowly. Send it at once."
+_SLOW_BODY = "The body arrived too slowly. Send it without pauses."
 
 
 def install(limits: ServingLimits) -> None:
-    """Have uvicorn servers that this process starts from now on use bounded connections.
+    """Make uvicorn servers that this process starts from now on use bounded connections.
 
-    Ray Serve makes its uvicorn server itself and has no setting for its protocol; it takes uvicorn's default.
+    Ray Serve creates its uvicorn server itself, without a setting for the protocol, so it uses uvicorn's default.
     """
     auto.AutoHTTPProtocol = bounded(limits)
 
 
 def bounded(limits: ServingLimits) -> type[Connection]:
-    """Return the class of one server's connections, which keep the limits together."""
+    """Return the class of one server's connections, which share the limits."""
     return type("BoundedProtocol", (Connection,), {"crowd": Connections(limits), "limits": limits})
 
 
 def least_missed(connections: Iterable[Connection]) -> Connection | None:
-    """Return the connection to close for a new one, or None where all have requests in progress."""
+    """Return the connection to close for a new one, or None if all have requests in progress."""
     idle = (connection for connection in connections if connection.is_idle)
     return min(idle, key=lambda connection: (connection.is_known, connection.since), default=None)
 
@@ -59,7 +59,7 @@ class Connections:
         self._is_checking = False
 
     def add(self, connection: Connection) -> None:
-        """Add a new connection; another one may be closed for it."""
+        """Add a new connection, and close another one if there are too many."""
         self._all.add(connection)
         if len(self._all) > self._limits.connections:
             victim = least_missed(self._all) or connection
@@ -73,14 +73,14 @@ class Connections:
         self._lingering.discard(connection)
 
     def linger(self, connection: Connection) -> bool:
-        """Start to read on from a refused connection; return whether there is room for it."""
+        """Return whether a refused connection may still be read from; if so, count it."""
         if len(self._lingering) >= self._limits.lingering:
             return False
         self._lingering.add(connection)
         return True
 
     def pause(self, size: int) -> float:
-        """Return for how many seconds a refused connection is not read after `size` bytes: all share one rate."""
+        """Return how many seconds to pause a refused connection after `size` bytes: all of them share one rate."""
         return size * len(self._lingering) / self._limits.linger_rate
 
     def _check_later(self) -> None:
@@ -98,12 +98,12 @@ class Connections:
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that keeps the limits.
+    """A connection within the limits.
 
     Attributes:
-        since: time of the first byte of its headers, of their end, or of the end of the answer, whatever was last.
+        since: time of the latest of: first byte of the headers, end of the headers, end of the answer.
         received: bytes of the body so far.
-        is_known: whether it has got an answer.
+        is_known: whether it has received an answer.
     """
 
     crowd: Connections
@@ -130,7 +130,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_receiving(self) -> bool:
-        """Whether it waits for the client to send more of a body."""
+        """Whether the server waits for the client to send more of a body."""
         is_paused = self.flow.read_paused or self.pipeline  # by this server
         return not (self._is_in_headers or self.is_idle or self.is_ended or is_paused)
 
@@ -182,7 +182,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._is_in_headers, self._taken, self.received = True, 0, 0  # what comes next are headers
+        self._is_in_headers, self._taken, self.received = True, 0, 0  # headers come next
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -190,7 +190,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
 
     def _should_upgrade(self) -> bool:
-        return False  # the application answers requests for WebSockets, too
+        return False  # the application answers WebSocket requests, too
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(HTTPStatus.BAD_REQUEST, "This is not an HTTP/1.1 request.")
@@ -207,10 +207,10 @@ class Connection(HttpToolsProtocol):
                 self.abort()
         elif self.is_idle and now - self.since > limits.header_seconds:
             if not self._is_in_headers:
-                self.abort()  # was answered long ago, and still sends its body
+                self.abort()  # the answer was sent long ago, but the body still arrives
             elif self._taken:
-                self.refuse(HTTPStatus.REQUEST_TIMEOUT, f"No whole headers within {limits.header_seconds:g} s.")
-            elif not self.is_known:  # after an answer, uvicorn's own timeout holds
+                self.refuse(HTTPStatus.REQUEST_TIMEOUT, f"Headers incomplete after {limits.header_seconds:g} s.")
+            elif not self.is_known:  # after an answer, uvicorn's own timeout applies
                 self.end()
         elif not self.is_receiving:  # while the server does not read, the client is not slow
             self._checked_at, self._checked = now, self.received
@@ -221,7 +221,7 @@ class Connection(HttpToolsProtocol):
             self._checked_at, self._checked = now, self.received
 
     def refuse(self, status: HTTPStatus, message: str) -> None:
-        """Answer in place of the application, and close the connection."""
+        """Answer instead of the application, and close the connection."""
         body = json.dumps({"error": message}).encode()
         if self.is_idle or not self.cycle.response_started:
             lines = (
@@ -237,7 +237,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()
 
     def end(self) -> None:
-        """Close; keep reading for a while from a client that still sends, or it would not see its answer."""
+        """Close, but keep reading for a while if the client still sends, so that it receives its answer."""
         if self._ended_at is not None:
             return
         self._ended_at = time.monotonic()
@@ -267,7 +267,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _LingeringTransport:
-    """A transport that the connection closes, which may read on for a while, and that ignores later writes."""
+    """A transport that leaves closing to the connection, which may linger, and ignores writes after that."""
 
     def __init__(self, real: asyncio.Transport, connection: Connection):
         self._real, self._connection = real, connection

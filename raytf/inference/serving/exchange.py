@@ -1,8 +1,8 @@
-"""Sends a large body and its answer between proxy and replica in pieces, each after the receiver asked for it.
+"""Sends a large body and its answer between proxy and replica in pieces, each only when the receiver asks for it.
 
-Ray Serve forwards messages as fast as they arrive and queues them in memory. So the receiver asks: the replica sends a
-`+` for each piece of the body that it can take, then a line of JSON (status and length of the answer), then the answer
-in pieces, for each of which the proxy adds a byte to the body of its request.
+Ray Serve forwards messages as fast as they arrive and queues them in memory, so the receiver must set the pace. The
+replica sends a `+` for each piece of the body that it can take, then a line of JSON (status and length of the answer),
+then the answer in pieces. For each piece of the answer that it receives, the proxy adds a byte to its request's body.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from raytf.inference.serving.limits import Spool
 
-#: Header of the request from proxy to replica: bytes of the body.
+#: Header of a large request from proxy to replica: the number of bytes of the body.
 LARGE = "x-raytf-large"
 #: Header of an answer: the real answer is too large for one message, so ask again with `LARGE`.
 AGAIN = "x-raytf-again"
@@ -32,12 +32,12 @@ class Sender:
     """The proxy's side.
 
     Args:
-        body: the body, from its beginning.
+        body: the request's body, at its beginning.
         answer: receives the answer.
 
     Attributes:
-        status: of the answer, when it is complete; None before.
-        failed: status and text of an answer by Ray Serve itself.
+        status: the answer's status; None until the answer is complete.
+        failed: status and text of an error that Ray Serve itself returned.
     """
 
     def __init__(self, body: Spool, answer: Spool):
@@ -60,7 +60,7 @@ class Sender:
         return {"type": "http.request", "body": piece, "more_body": True}
 
     async def send(self, message: Message) -> None:
-        """Take a message of the replica."""
+        """Receive a message from the replica."""
         if message["type"] == "http.response.start":
             if message["status"] != 200:
                 self.failed = (message["status"], b"")
@@ -92,14 +92,14 @@ class Sender:
 
 
 async def take_body(stream: AsyncIterator[bytes], size: int, body: bytearray) -> AsyncIterator[bytes]:
-    """Read a body of this size into `body`, on the replica's side; the caller sends what this yields."""
+    """Read a body of this size into `body`, on the replica's side; the caller sends the bytes that this yields."""
     while len(body) < size:
         yield _TAKE
         body += await anext(stream)
 
 
 async def give_answer(stream: AsyncIterator[bytes], status: int, answer: Spool) -> AsyncIterator[bytes]:
-    """Send an answer, on the replica's side; the caller sends what this yields."""
+    """Yield an answer for the caller to send, on the replica's side, one piece per message in `stream`."""
     yield json.dumps({"status": status, "length": answer.size}).encode() + b"\n"
     answer.seek(0)
     while piece := answer.read(PIECE):

@@ -1,7 +1,7 @@
-"""Middleware in front of Ray Serve's HTTP proxy, in its process: checks tokens, and limits bodies.
+"""Middleware in the process of Ray Serve's HTTP proxy: checks tokens, and limits bodies.
 
-A replica gets a request when its body is complete, so that a slow client holds no replica. Bodies that are not small
-wait on disk and are sent to a replica in pieces, a few at a time, so that neither process holds many in memory.
+A replica gets a request only when its body is complete, so that a slow client occupies no replica. Large bodies wait on
+disk, and a few at a time are sent to replicas in pieces, so that neither process holds many bodies in memory.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from raytf.inference.serving.limits import (
     return_freed_memory,
 )
 
-#: The environment variable in which Ray Serve's proxies look for the place of `middlewares`, and the place.
+#: The environment variable from which Ray Serve's proxies read the import path of `middlewares`, and that path.
 VARIABLE, PLACE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "raytf.inference.serving.front.middlewares"
-#: Seconds for which settings of the served model are fresh, and for which they are used while no replica answers.
+#: Seconds for which settings of the served model are fresh, and may be used while no replica answers.
 _FRESH_SECONDS, _STALE_SECONDS = 1.0, 10.0
-#: Most seconds to wait for a replica that is asked for its settings.
+#: The most seconds to wait for the settings from a replica.
 _ASK_SECONDS = 2.0
-#: Bytes of a body that are unpacked, and of an answer that are sent to a connection, at once.
+#: Bytes of a body to unpack, and of an answer to send to a connection, at a time.
 _PART = 64 << 10
-#: Headers of a replica's answer that are passed on, to the client or to `_respond`.
+#: Headers of a replica's answer that are forwarded to the client or to `_respond`.
 _SHOWN = ("content-type", "www-authenticate", "retry-after", "x-request-id", AGAIN)
-#: Answers after which the connection is closed: the rest of the body is not read.
+#: Statuses of answers after which the connection is closed, because the rest of the body is not read.
 _CLOSING = {
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.REQUEST_TIMEOUT,
@@ -60,7 +60,7 @@ _REFUSED = {
 }
 
 
-#: A request of the proxy itself.
+#: A request from the proxy itself.
 _OWN_REQUEST: Scope = {
     "scheme": "http", "path": SETTINGS, "raw_path": SETTINGS.encode(), "root_path": "", "headers": [],
     "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 0),
@@ -80,8 +80,8 @@ class ServedModel:
     """Settings of the served model that are needed before a body is read.
 
     Attributes:
-        at: time at which a replica reported them.
-        name: of the model; empty before the first report.
+        at: time of the last report from a replica.
+        name: name of the model; empty before the first report.
         health: answer to a health check.
     """
 
@@ -97,7 +97,7 @@ class Front:
 
     def __init__(self, app: ASGIApp, limits: ServingLimits):
         self._app, self._limits = app, limits
-        self._intake = 0.0  # when what was taken of large bodies was due
+        self._intake = 0.0  # time from which more of large bodies may be read
         self._disk = DiskRoom(limits.disk_bytes)
         self._memory = RoomQueue(limits.memory_bytes)
         self._large = RoomQueue(limits.large)
@@ -105,7 +105,7 @@ class Front:
         self._learning: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # there are no WebSockets, see connections
+        if scope["type"] != "http":  # no WebSockets: see connections
             raise ValueError(f"{scope['type']} is not served")
         with contextlib.ExitStack() as spools, contextlib.suppress(ClientDisconnect):
             try:
@@ -148,7 +148,7 @@ class Front:
 
     # The served model
     async def _known(self, authorization: str | None) -> ServedModel:
-        """Return the settings of the served model; a replica is asked for them again where they are not fresh."""
+        """Return the settings of the served model, and ask a replica for them again if they are not fresh."""
         age = time.monotonic() - self._served.at
         is_refused = not rest_api.is_allowed(authorization, self._served.token_sha256)
         if age > _FRESH_SECONDS or (is_refused and age > _FRESH_SECONDS / 4):
@@ -159,14 +159,14 @@ class Front:
         return self._served
 
     async def _health(self) -> Response:
-        """Return the health that a replica reports now, or its last report while replicas are busy."""
+        """Return the health that a replica reports now, or the last report while replicas are busy."""
         await asyncio.wait({self._learn()}, timeout=_ASK_SECONDS)
         if time.monotonic() - self._served.at > _STALE_SECONDS:
-            raise busy("No replica answers. Try again in some seconds.")
+            raise busy("No replica answers. Try again in a few seconds.")
         return Response(self._served.health, media_type="application/json")
 
     def _learn(self) -> asyncio.Task[None]:
-        """Start to ask a replica for its settings, unless one is being asked."""
+        """Start to request the settings from a replica, unless a request is in progress."""
         if self._learning is None:
             self._learning = asyncio.create_task(self._ask_settings())
         return self._learning
@@ -195,7 +195,7 @@ class Front:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            for part in unpack(message.get("body", b"")):  # a few bytes may unpack to many
+            for part in unpack(message.get("body", b"")):  # a few bytes may unpack to many more
                 rest_api.check_size(into.size + len(part), limit)
                 into.write(part)
                 if into.size > self._limits.small_bytes:
@@ -212,7 +212,7 @@ class Front:
     async def _ask(
         self, scope: Scope, receive: Receive, method: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> Response:
-        """Pass on a request that is small and has a small answer."""
+        """Forward a small request with a small answer."""
         is_sent, status = False, int(HTTPStatus.SERVICE_UNAVAILABLE)
         shown: dict[str, str] = {}
         parts: list[bytes] = []
@@ -238,7 +238,7 @@ class Front:
     async def _exchange(
         self, scope: Scope, receive: Receive, headers: Mapping[str, str], body: Spool, answer: Spool
     ) -> Response:
-        """Pass on a request that is large or has a large answer."""
+        """Forward a request that is large or has a large answer."""
         sender = Sender(body, answer)
         large = {**headers, LARGE: str(body.size)}
         inner = asyncio.ensure_future(
@@ -257,13 +257,13 @@ class Front:
         if sender.failed is not None:
             return _response(sender.failed[0], sender.failed[1], {})
         if sender.status is None:
-            raise busy("The replica has ended. Try again in some seconds.")
+            raise busy("The replica stopped. Try again in a few seconds.")
         answer.seek(0)
         return _response(sender.status, answer, {"content-type": "application/json"})
 
 
 def _response(status: int, content: bytes | Spool, headers: Mapping[str, str]) -> Response:
-    """Return a client's answer; one from a spool is sent in parts."""
+    """Return the answer for the client; the content of a spool is sent in parts."""
     headers = {**headers, "connection": "close"} if status in _CLOSING else headers
     if isinstance(content, bytes):
         return Response(content, status, headers)
@@ -304,14 +304,14 @@ def _unpacker(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
 
 
 def _inner_scope(scope: Scope, method: str, headers: Mapping[str, str], size: int) -> Scope:
-    """Return a request for Ray Serve without the client's headers, which would change how Ray Serve handles it."""
+    """Return a request for Ray Serve, without headers of the client that would change how Ray Serve handles it."""
     passed = {**headers, "content-length": str(size), FRONT: "1"}
     name = Headers(scope=scope).get("x-request-id", "")
     if 0 < len(name) <= 128 and name.isascii() and name.isprintable():
         passed["x-request-id"] = name
     return {
         "type": "http",
-        # From 2.4 on, Starlette does not itself listen for a disconnect, so the replica can read the body.
+        # From version 2.4 on, Starlette itself does not listen for a disconnect, so the replica can read the body.
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
         "method": method,
@@ -322,7 +322,7 @@ def _inner_scope(scope: Scope, method: str, headers: Mapping[str, str], size: in
 
 
 async def _until_gone(receive: Receive) -> Message:
-    """Wait until the client disconnects, and return the message about it."""
+    """Wait until the client disconnects, and return the disconnect message."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -330,5 +330,5 @@ async def _until_gone(receive: Receive) -> Message:
 
 
 async def _never() -> Message:
-    """Receive nothing for ever, for requests that no client has sent."""
+    """Wait forever: a request of the proxy has no client that could send a message."""
     return await asyncio.get_running_loop().create_future()

@@ -1,9 +1,9 @@
 """Reads the tensors of requests from JSON, and writes those of answers, in the formats of TensorFlow Serving.
 
-Python's JSON reader makes 8 to 32 bytes of lists and numbers of each byte of text, and nothing else runs in the process
-meanwhile. A large request consists mostly of arrays of numbers, each of one shape. `take_numbers` finds these arrays,
-and they are read a little at a time, without a Python object for each number. The rest of the text is small, and is
-read as usual. Answers are written a little at a time, too.
+Python's JSON reader turns each byte of text into 8 to 32 bytes of lists and numbers, and no other thread can run while
+it does. A large request consists mostly of arrays of numbers, each of one shape. `take_numbers` finds these arrays,
+which are read piece by piece, without a Python object for each number. The rest of the text is small, and is read as
+usual. Answers are written piece by piece, too.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from raytf.errors import one_line
 from raytf.inference.serving.limits import Refusal, bad
 from raytf.inference.signature import Signature, TensorSpec, shape_text
 
-#: Bytes of text that are read at once.
+#: Bytes of text to read at a time.
 _PIECE = 64 << 10
-#: Bytes that are compared or counted at once: other threads run in between.
+#: Bytes to compare or count at a time, so that other threads can run in between.
 _BLOCK = 1 << 20
-#: An array of fewer bytes is left to Python's reader.
+#: Python's reader reads arrays of fewer bytes.
 _SMALL = 4 << 10
-#: Most values, and bytes of text with characters beyond ASCII, that Python's reader gets.
+#: The most values, and the most bytes of text with characters beyond ASCII, for Python's reader.
 _MOST_VALUES, _MOST_TEXT = 500_000, 16 << 20
 _LONGEST_NUMBER = 4096
 _MOST_DEPTH = 32
-#: Most arrays that are searched for; a client with more of them has to send a few at a time.
+#: The most arrays to search for; a client with more must send a few at a time.
 _MOST_ARRAYS = 256
 _START = re.compile(rb"[:\[,]\s*(\[)")
 _TOO_DEEP = re.compile(rb"(?:\[\s*){%d}" % (_MOST_DEPTH + 1))
-#: Characters of text, objects, true, false and null, which no array of numbers has.
+#: Characters of text, objects, true, false and null, which do not occur in arrays of numbers.
 _OTHER = re.compile(rb"[\"{}us:]")
 _NOT_MARKS = bytes(set(range(256)) - set(b"[],"))
 _BRACKETS_TO_SPACES = bytes.maketrans(b"[]", b"  ")
 #: Dimensions that a numpy array may have.
 _MOST_DIMENSIONS = 64
-#: Values of an answer that are written at once.
+#: Values of an answer to write at a time.
 _SOME = 4096
 
 
 class Numbers:
-    """An array of numbers in a text.
+    """An array of numbers in a JSON text.
 
     Args:
-        text: from which it is read.
-        start: where it begins.
-        cuts: places of commas in it, and of its end: between two of them are the numbers that are read at once.
-        shape: of the array.
+        text: the text.
+        start: position of the array in the text.
+        cuts: positions of commas in the array, and of its end; the numbers up to each are one piece.
+        shape: shape of the array.
     """
 
     def __init__(self, text: bytes | bytearray, start: int, cuts: list[int], shape: tuple[int, ...]):
@@ -64,10 +64,10 @@ class Numbers:
         """Read the array.
 
         Args:
-            convert: makes some of the numbers an array of one dtype.
+            convert: turns a list of numbers into an array; called for each piece.
 
         Raises:
-            Refusal: it is not JSON, or `convert` says so.
+            Refusal: the array is not JSON, or `convert` raised it.
         """
         array: np.ndarray | None = None
         at, done = self._start, 0
@@ -82,7 +82,7 @@ class Numbers:
         return array.reshape(self.shape)
 
     def values(self) -> np.ndarray:
-        """Read the array in whatever dtype its numbers have."""
+        """Read the array with the dtype that its numbers have."""
         parts: list[np.ndarray] = []
 
         def keep(numbers: list) -> np.ndarray:
@@ -94,16 +94,16 @@ class Numbers:
 
 
 def take_numbers(body: bytes | bytearray) -> tuple[bytes | bytearray, Callable[[dict], dict]]:
-    """Return the text with a word in the place of each large array of numbers, and a function that puts `Numbers` in
-    the places of these words once the text is read.
+    """Return the text with a word in place of each large array of numbers, and a function that replaces these words
+    with `Numbers` in the parsed document.
 
     Raises:
-        Refusal: what is left is too much for Python's reader.
+        Refusal: the remaining text is too large for Python's reader.
     """
     mark = secrets.token_hex(8)
     words: dict[str, Numbers] = {}
     rest: list[bytes | memoryview] = []
-    view = memoryview(body)  # of which parts are no copies
+    view = memoryview(body)  # its slices are not copies
     done = at = 0
     for _ in range(_MOST_ARRAYS):
         match = _START.search(body, at)
@@ -123,7 +123,7 @@ def take_numbers(body: bytes | bytearray) -> tuple[bytes | bytearray, Callable[[
 
 
 def _put(value: Any, words: dict[str, Numbers], depth: int) -> Any:
-    """Put arrays in the places of words in instances and inputs; words elsewhere are refused as text."""
+    """Replace words by their arrays in instances and inputs; elsewhere, words stay and are refused as text."""
     if isinstance(value, str):
         return words.get(value, value)
     if depth and words and isinstance(value, list):
@@ -134,7 +134,7 @@ def _put(value: Any, words: dict[str, Numbers], depth: int) -> Any:
 
 
 def _end_of_numbers(body: bytes | bytearray, start: int) -> int:
-    """Return the place of the first text, object, true, false or null, or the end."""
+    """Return the position of the first text, object, true, false or null, or the end of the body."""
     for at in range(start, len(body), _PIECE):
         match = _OTHER.search(body, at, at + _PIECE)
         if match is not None:
@@ -143,11 +143,11 @@ def _end_of_numbers(body: bytes | bytearray, start: int) -> int:
 
 
 def _numbers(body: bytes | bytearray, start: int, end: int) -> Numbers | None:
-    """Return the array in a part of the text, or None where it has more than one shape, or endless numbers."""
+    """Return the array in a part of the text, or None if it has no single shape, or numbers that are too long."""
     if _TOO_DEEP.match(body, start):
         return None
     marks = bytearray()
-    for at in range(start, end, _PIECE):  # a little at a time: other threads run in between
+    for at in range(start, end, _PIECE):  # in pieces, so that other threads can run in between
         marks += body[at : min(at + _PIECE, end)].translate(None, _NOT_MARKS)
     shape = _shape(marks)
     cuts = [start]
@@ -160,16 +160,16 @@ def _numbers(body: bytes | bytearray, start: int, end: int) -> Numbers | None:
 
 
 def _shape(marks: bytearray) -> tuple[int, ...] | None:
-    """Return the shape of an array from its brackets and commas, or None where its lists differ in length or depth."""
+    """Return the shape of an array from its brackets and commas, or None if its lists differ in length or depth."""
     head = marks[:_MOST_DEPTH]
     depth = len(head) - len(head.lstrip(b"["))
     lists = np.frombuffer(marks, np.uint8)
     shape: list[int] = []
-    size = 0  # of each item of a list, without the comma that follows it
+    size = 0  # of each item of a list, without the comma after it
     for level in range(1, depth + 1):
         end = marks.find(b"]" * level) if level < depth else len(marks) - level
         items = lists[depth - level + 1 : max(0, end + level - 1)]
-        # All items are equal to the first one, which is a list of the level below, or a number without marks.
+        # All items must equal the first one: a list of the level below, or a number, which has no marks.
         is_regular = end >= 0 and (len(items) + 1) % (size + 1) == 0 and items[size : size + 1].tobytes() in (b"", b",")
         if not is_regular or not _repeats(items, size + 1):
             return None
@@ -179,15 +179,15 @@ def _shape(marks: bytearray) -> tuple[int, ...] | None:
 
 
 def _repeats(items: np.ndarray, period: int) -> bool:
-    """Whether each item equals the one a period before."""
+    """Return whether each item equals the item one period before."""
     before = items[: max(0, len(items) - period)]
-    blocks = range(0, len(before), _BLOCK)  # of which each takes little memory
+    blocks = range(0, len(before), _BLOCK)  # to compare with little memory
     return all(np.array_equal(before[at : at + _BLOCK], items[period:][at : at + _BLOCK]) for at in blocks)
 
 
 def _values(piece: bytes | bytearray) -> list:
     try:
-        # A bracket without a comma beside it becomes a space between two numbers, which is no JSON either.
+        # A bracket without a comma beside it becomes a space between two numbers, which is not JSON either.
         return json.loads(b"[" + piece.translate(_BRACKETS_TO_SPACES) + b"]")
     except ValueError as error:
         raise bad(f"JSON Parse error: in an array of numbers: {str(error)[:200]}") from error
@@ -197,7 +197,7 @@ def _check(text: bytes | bytearray) -> None:
     """Refuse a text for which Python's reader would need too much memory.
 
     Raises:
-        Refusal: it has too many values, or too much text beyond ASCII.
+        Refusal: the text has too many values, or is too long with characters beyond ASCII.
     """
     pieces = (text[at : at + _BLOCK] for at in range(0, len(text), _BLOCK))
     values = sum(piece.count(mark) for piece in pieces for mark in (b",", b"[", b"{"))
@@ -216,12 +216,12 @@ def _check(text: bytes | bytearray) -> None:
 
 
 def of_rows(instances: Any, signature: Signature) -> dict[str, Any]:
-    """Return the values of each input, from a list of instances."""
+    """Return the values of each input from a list of instances."""
     names = set(signature.inputs)
     if isinstance(instances, Numbers) and len(names) == 1:
         return {next(iter(names)): instances}
     if isinstance(instances, Numbers):
-        instances = [[]]  # lists, whatever is in them
+        instances = [[]]  # only their type is checked below
     if not isinstance(instances, list):
         raise bad("Excepting 'instances' to be an list/array")
     if not instances:
@@ -248,7 +248,7 @@ def of_rows(instances: Any, signature: Signature) -> dict[str, Any]:
 
 
 def of_columns(inputs: Any, signature: Signature) -> dict[str, Any]:
-    """Return the values of each input, from an object of inputs, or from the value of a single one."""
+    """Return the values of each input from an object of inputs, or from the value of the only input."""
     names = sorted(signature.inputs)
     if not _is_object(inputs):
         if len(names) > 1:
@@ -267,11 +267,11 @@ def of_columns(inputs: Any, signature: Signature) -> dict[str, Any]:
 
 
 def tensor(name: str, value: Any, spec: TensorSpec) -> np.ndarray:
-    """Return a JSON value as the tensor that a signature takes."""
+    """Return a JSON value as a tensor for a signature's input."""
     if spec.dtype == "string":
         array = _strings(name, value)
     elif isinstance(value, Numbers):
-        _check_shape(name, value.shape, spec)  # before there is memory for it
+        _check_shape(name, value.shape, spec)  # before allocating memory for it
         array = value.array(lambda some: _as(np.asarray(some), name, some, spec))
     else:
         if isinstance(value, list) and any(isinstance(part, Numbers) for part in value):
@@ -347,12 +347,12 @@ def excerpt(value: Any, limit: int = 80) -> str:
     except RecursionError:
         text = "lists that are nested too deeply"
     except TypeError:
-        text = "lists of numbers"  # that are in arrays already
+        text = "lists of numbers"  # already read into arrays
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def text_of(name: str, value: np.ndarray) -> Iterator[bytes]:
-    """Write a tensor."""
+    """Yield a tensor as JSON text, in parts."""
     if value.ndim == 0 or value.size <= _SOME:
         yield json.dumps(plain(name, value)).encode()
         return
@@ -367,7 +367,7 @@ def text_of(name: str, value: np.ndarray) -> Iterator[bytes]:
 
 
 def text_of_rows(outputs: Mapping[str, np.ndarray]) -> Iterator[bytes]:
-    """Write tensors with equally many rows: an object for each row."""
+    """Yield tensors with the same number of rows as JSON text, in parts: one object for each row."""
     count = len(next(iter(outputs.values())))
     size = sum(value.size for value in outputs.values())
     rows = max(1, _SOME * count // max(1, size))
@@ -391,7 +391,7 @@ def plain(name: str, value: np.ndarray) -> Any:
     if value.dtype.kind == "V" or value.dtype.name in ("bfloat16", "float16"):
         value = value.astype(np.float32)
     if value.dtype == np.float32:
-        # The shortest text for this float32, not all digits of the same number as a double.
+        # Written as the shortest text for this float32, not with all digits of the double.
         value = value.astype("U").astype(np.float64)
     return value.tolist()
 
@@ -402,5 +402,5 @@ def _string_of(name: str, value: Any) -> Any:
         try:
             return data.decode()
         except UnicodeDecodeError:
-            pass  # no text: as binary, then
+            pass  # not text, so written as base64
     return {"b64": base64.b64encode(data).decode()}

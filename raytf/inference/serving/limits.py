@@ -13,16 +13,16 @@ from typing import Any
 
 #: Parameters of mallopt(3), from glibc's <malloc.h>.
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
-#: Bytes from which a block is mapped by itself and unmapped when it is freed; heaps for smaller blocks.
+#: Bytes from which a block has its own mapping, which ends when it is freed; number of heaps for smaller blocks.
 _LARGE, _ARENAS = 1 << 20, 2
-#: Bytes of each spool that are in memory.
+#: Bytes that each spool keeps in memory.
 _IN_MEMORY = 16 << 10
 #: A spool of this size is never refused for lack of room.
 _SMALL = 128 << 10
 
 
 class Refusal(Exception):
-    """Raised for a request that is answered with an HTTP error."""
+    """Raised to answer a request with an HTTP error."""
 
     def __init__(self, status: HTTPStatus, message: str):
         super().__init__(message)
@@ -44,25 +44,25 @@ class ServingLimits:
     """Limits of one HTTP proxy.
 
     Attributes:
-        header_bytes: of a request's line and headers; more is a 431.
-        header_seconds: for them to arrive, and for the first byte of a connection; later is a 408.
-        connections: at the same time; beyond, an idle one is closed, those that never asked anything first.
-        bodies: that are still arriving after `patience_seconds`, at the same time; beyond, the slowest are refused.
-            Younger ones do not count, so that nobody who sends all at once is ever refused for others.
-        body_rate: bytes a second that a body must arrive with, on average of each `grace_seconds`; slower is a 408.
-        body_seconds: for a whole body.
-        intake_rate: bytes a second, unpacked, that are read of all large bodies together: small bodies would wait if
-            these were read faster, and replicas take no more.
-        framing_bytes: that chunked coding may add to a body, beside as many bytes as the body has.
-        stall_seconds: for which a client may stop reading its answer.
-        linger_seconds, linger_bytes: for which a refused client is still read from, so that it gets its answer.
-        lingering: refused clients that are read from at the same time.
-        linger_rate: bytes a second that are read of all of them together.
-        small_bytes: a body up to this size is sent to a replica at once; a larger one waits on disk for its turn.
-        memory_bytes: of small bodies that replicas are answering, in all.
-        disk_bytes: of bodies and answers on disk, in all.
-        large: bodies above `small_bytes` that replicas are answering, at the same time.
-        turn_seconds: for which a complete body waits for its turn; later is a 503.
+        header_bytes: size of a request's line and headers; a larger one gets a 431.
+        header_seconds: time for the headers and for the first byte of a connection to arrive; then it gets a 408.
+        connections: number of open connections; beyond it, an idle one is closed, if possible one without an answer.
+        bodies: number of bodies that are still arriving after `patience_seconds`; beyond it, the slowest are refused.
+            Younger bodies do not count, so that no client that sends without pauses is refused because of others.
+        body_rate: bytes a second of a body, on average over each `grace_seconds`; a slower one gets a 408.
+        body_seconds: time for a whole body.
+        intake_rate: bytes a second, unpacked, to read from all large bodies together. Reading them faster would delay
+            small bodies, and replicas could not keep up.
+        framing_bytes: bytes that chunked coding may add to a body, in addition to as many bytes as the body has.
+        stall_seconds: time for which a client may stop reading its answer.
+        linger_seconds, linger_bytes: how long and how much to read from a refused client, so that it gets its answer.
+        lingering: number of refused clients to read from at the same time.
+        linger_rate: bytes a second to read from all of them together.
+        small_bytes: size up to which a body is sent to a replica at once; a larger one waits on disk for its turn.
+        memory_bytes: total size of the small bodies that replicas are answering.
+        disk_bytes: total size of bodies and answers on disk.
+        large: number of bodies above `small_bytes` that replicas are answering.
+        turn_seconds: time for which a complete body waits for its turn; then it gets a 503.
     """
 
     header_bytes: int = 64 << 10
@@ -87,7 +87,7 @@ class ServingLimits:
     turn_seconds: float = 30.0
 
     def is_too_slow(self, got: int, before: int, seconds: float) -> bool:
-        """Whether a body that had `before` bytes some seconds ago and has `got` bytes now arrives too slowly.
+        """Return whether a body that grew from `before` to `got` bytes in some seconds arrives too slowly.
 
         The more bytes it has, the less it may slow down.
         """
@@ -97,9 +97,9 @@ class ServingLimits:
 def return_freed_memory() -> None:
     """Configure this process's allocator to return large blocks at once, and to keep few heaps.
 
-    When blocks are freed, glibc raises the size from which it maps a block by itself to up to 32 MiB, and each thread
-    has a heap of its own. Memory for bodies of that size would stay with the process, once for each thread. Other C
-    libraries are not changed.
+    When large blocks are freed, glibc raises the size (up to 32 MiB) from which a block has its own mapping, and each
+    thread has its own heap. The process would keep memory for bodies of that size, once for each thread. Other C
+    libraries are not configured.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
@@ -108,7 +108,7 @@ def return_freed_memory() -> None:
 
 
 class RoomQueue:
-    """Bytes of memory or disk, granted in the order of the requests; one for more than `capacity` gets all of it."""
+    """Grants bytes of memory or disk in the order of requests; a request for more than `capacity` gets all of it."""
 
     def __init__(self, capacity: int):
         self._free = self._capacity = max(1, capacity)
@@ -119,17 +119,17 @@ class RoomQueue:
         """Wait until this many bytes are free, and hold them until the end of the context.
 
         Raises:
-            Refusal: they are not free within this many seconds.
+            Refusal: the bytes are not free within this many seconds.
         """
         size = min(size, self._capacity)
         try:
-            async with asyncio.timeout(seconds), self._turn:  # a lock is fair: the first that waits gets it
+            async with asyncio.timeout(seconds), self._turn:  # a lock is fair: it goes to the first waiter
                 while self._free < size:
                     self._returned.clear()
                     await self._returned.wait()
                 self._free -= size
         except TimeoutError:
-            raise busy("The server is busy. Try again in some seconds.") from None
+            raise busy("The server is busy. Try again in a few seconds.") from None
         try:
             yield
         finally:
@@ -138,7 +138,7 @@ class RoomQueue:
 
 
 class DiskRoom:
-    """Bytes that all spools of a process may take."""
+    """The bytes on disk that all spools of a process share."""
 
     def __init__(self, capacity: int):
         self._capacity, self._used = capacity, 0
@@ -147,7 +147,7 @@ class DiskRoom:
         """Take this many bytes; a negative number returns them.
 
         Raises:
-            Refusal: they are not free, and the spool is not small.
+            Refusal: the bytes are not free, and the spool is not small.
         """
         if size > 0 and not is_small and self._used + size > self._capacity:
             raise busy("Too many large requests at once. Try again in a second.")
@@ -155,9 +155,9 @@ class DiskRoom:
 
 
 class Spool(tempfile.SpooledTemporaryFile[bytes]):
-    """A body or an answer that waits, a few KiB in memory and the rest in a file without a name; a context manager.
+    """A waiting body or answer: a few KiB in memory, and the rest in an unnamed file. A context manager.
 
-    It is written, then read from the beginning. At the end of the context its bytes are deleted.
+    It is written, then read from the beginning. At the end of the context, it is deleted.
     """
 
     def __init__(self, disk: DiskRoom):
@@ -169,17 +169,17 @@ class Spool(tempfile.SpooledTemporaryFile[bytes]):
         self._disk.take(-self.size)
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
-        """Append.
+        """Append data.
 
         Raises:
-            Refusal: there is no room for it.
+            Refusal: there is no room for the data.
         """
         self._disk.take(len(data), self.size + len(data) <= _SMALL)
         self.size += len(data)
         try:
             return super().write(data)
         except OSError as error:
-            raise busy(f"The server's disk takes no more: {error}") from error
+            raise busy(f"The server cannot write to its disk: {error}") from error
 
     def clear(self) -> None:
         self.seek(0)

@@ -1,4 +1,4 @@
-"""A replica, in a process of Ray Serve: answers HTTP requests with the outputs of a model on batches."""
+"""A replica, in a process of Ray Serve: batches HTTP requests and answers them with a model's outputs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from raytf.inference.serving.served_versions import LoadedVersions, Policy
 from raytf.inference.signature import DEFAULT
 
 _log = logging.getLogger("ray.serve")
-#: Most bytes of tensors in one call of the model, or in one answer that is not sent in pieces.
+#: The most bytes of tensors in one call of the model, or in one answer that is not sent in pieces.
 _MOST_AT_ONCE = 256 << 10
-#: An answer with fewer bytes of tensors is written without a thread.
+#: An answer with fewer bytes of tensors is encoded without a thread.
 _LITTLE = 16 << 10
-#: Most bytes of an answer, which waits on disk.
+#: The most bytes of an answer, which waits on disk.
 _MOST_ANSWER = 2 << 30
 
 
@@ -41,13 +41,13 @@ class ReplicaSettings:
 
     Attributes:
         models: URI of the folder of versions.
-        name: of the model.
-        threads: of TensorFlow.
-        poll_seconds: between two checks for new versions.
-        batch_size: most records in one call of the model.
-        batch_wait_seconds: for which the first request of a batch waits for others.
-        max_body_bytes: of a request.
-        token_sha256: of the token that clients must send, in hex; None where they need none.
+        name: name of the model.
+        threads: number of TensorFlow's threads.
+        poll_seconds: seconds between two checks for new versions.
+        batch_size: the most records in one call of the model.
+        batch_wait_seconds: how long the first request of a batch waits for others.
+        max_body_bytes: the most bytes of a request's body.
+        token_sha256: SHA-256, in hex, of the token that clients must send; None if they need no token.
     """
 
     models: str
@@ -67,7 +67,7 @@ class _BatchItem:
 
     Attributes:
         model: a loaded version, which stays in memory for this call even if a newer one replaces it.
-        most: records of a batch.
+        most: the most records of a batch.
     """
 
     model: Any
@@ -94,7 +94,7 @@ def _records(items: list[_BatchItem]) -> int:
 
 @serve.deployment
 class Replica:
-    """Answers requests with the versions that it has loaded; follows the folder of versions by itself."""
+    """Answers requests with the versions that it has loaded, and follows the folder of versions by itself."""
 
     def __init__(self, settings: ReplicaSettings):
         visibility.hide_unless_given()
@@ -103,7 +103,7 @@ class Replica:
         self._settings = settings
         self._run.set_max_batch_size(settings.batch_size)  # type: ignore[attr-defined]
         self._run.set_batch_wait_timeout_s(settings.batch_wait_seconds)  # type: ignore[attr-defined]
-        #: For large bodies; their tensors take a few times as much.
+        #: Room for large bodies; their tensors take a few times as much memory.
         self._room = RoomQueue(settings.max_body_bytes)
         self._shelf = LoadedVersions(settings.models, settings.name, settings.policy, settings.threads, _log.info)
         self._shelf.load_first()
@@ -113,13 +113,13 @@ class Replica:
         ).start()
 
     def reconfigure(self, config: dict[str, Any]) -> None:
-        """Accept the marks of the command that deployed the application, which a replica does not need."""
+        """Accept the settings of the command that deployed the application; a replica needs none of them."""
 
     async def __call__(self, request: Request) -> Response:
         if exchange.FRONT not in request.headers:
-            # Without its limits, one client could stop all others.
+            # Without the middleware's limits, one client could block all others.
             text = (
-                "Ray Serve on this cluster was not started by raytf serve. End it with `serve shutdown`, start again."
+                "raytf serve did not start Ray Serve on this cluster. Stop it with `serve shutdown`, then start again."
             )
             return Response(rest_api.failure(text), HTTPStatus.SERVICE_UNAVAILABLE, media_type="application/json")
         if request.url.path == exchange.SETTINGS:
@@ -131,14 +131,14 @@ class Replica:
         except Refusal as refusal:
             data, code = rest_api.failure(str(refusal)), refusal.status
         except ClientDisconnect:
-            data, code = rest_api.failure("The client has gone."), HTTPStatus.BAD_REQUEST
+            data, code = rest_api.failure("The client disconnected."), HTTPStatus.BAD_REQUEST
         if data is None:
             return Response(headers={exchange.AGAIN: "1"})
         headers = {"WWW-Authenticate": "Bearer"} if code == HTTPStatus.UNAUTHORIZED else None
         return Response(data, code, headers, media_type="application/json")
 
     def example(self, url: str) -> str:
-        """Return a command that asks for a prediction, for users to copy."""
+        """Return a command for users to copy, which requests a prediction."""
         _, model = self._shelf.get(None)
         signature = model.signatures.get(DEFAULT) or next(iter(model.signatures.values()))
         header = "" if self._settings.token_sha256 is None else "Authorization: Bearer TOKEN"
@@ -155,7 +155,7 @@ class Replica:
         }
 
     async def _answer(self, request: Request) -> bytes | None:
-        """Return the answer to a request, or None where it is too large to be sent at once."""
+        """Return the answer to a request, or None if it is too large to be sent at once."""
         settings = self._settings
         route = self._route(request)
         if route.verb == "status":
@@ -185,7 +185,7 @@ class Replica:
         return rest_api.parse(body, model.signatures)
 
     async def _in_pieces(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield the answer to a request that is large, or whose answer is; see exchange."""
+        """Yield the answer to a request that is large or has a large answer; see `exchange`."""
         size = int(request.headers[exchange.LARGE])
         stream = request.stream()
         with Spool(DiskRoom(_MOST_ANSWER)) as answer, contextlib.suppress(ClientDisconnect, StopAsyncIteration):
@@ -206,7 +206,7 @@ class Replica:
     async def _answer_large(self, request: Request, body: bytearray, answer: Spool) -> None:
         route = self._route(request)
         _, model = self._shelf.get(route.version)
-        # In a thread, a little at a time, so that other requests are answered meanwhile.
+        # In a thread, piece by piece, so that other requests are answered in the meantime.
         call = await asyncio.to_thread(self._call, route, body, model)
         body.clear()
         outputs = await self._outputs(model, call)
@@ -218,14 +218,14 @@ class Replica:
         await asyncio.to_thread(write)
 
     async def _outputs(self, model: Any, call: PredictCall) -> dict[str, np.ndarray]:
-        """Return the outputs of the model; a large call runs in parts, between which other calls run."""
+        """Return the outputs of the model; a large call runs in parts, so that other calls run in between."""
         whole: dict[str, np.ndarray] = {}
         records = call.records or 0
         for begin, end in parts(call, self._settings.batch_size):
             inputs = {name: array[begin:end] for name, array in call.inputs.items()}
             outputs = await self._run_one(model, replace(call, inputs=inputs))
             if any(value.ndim == 0 or len(value) != end - begin for value in outputs.values()):
-                break  # no row of output for each of input after all
+                break  # the outputs do not have one row for each input after all
             for name, value in outputs.items():
                 if name not in whole:
                     whole[name] = np.empty((records, *value.shape[1:]), value.dtype)
@@ -249,7 +249,7 @@ class Replica:
 
 
 def parts(call: PredictCall, batch_size: int) -> list[tuple[int, int]]:
-    """Return the parts (first record, end) of a large call, or none for a call that runs as one."""
+    """Return the parts (first record, end) of a large call, or an empty list for a call that runs as one."""
     records, size = call.records, sum(array.nbytes for array in call.inputs.values())
     if not records or not call.signature.is_batched or size <= _MOST_AT_ONCE:
         return []
@@ -258,7 +258,7 @@ def parts(call: PredictCall, batch_size: int) -> list[tuple[int, int]]:
 
 
 def _weight(outputs: dict[str, np.ndarray]) -> int:
-    """Return about how many bytes of memory the outputs take while an answer is written."""
+    """Return about how many bytes of memory the outputs take while an answer is encoded."""
     numbers = sum(value.nbytes for value in outputs.values() if value.dtype.kind != "O")
     return numbers + sum(
         len(text) for value in outputs.values() if value.dtype.kind == "O" for text in value.ravel().tolist()
@@ -266,25 +266,25 @@ def _weight(outputs: dict[str, np.ndarray]) -> int:
 
 
 def load_once(settings: ReplicaSettings) -> None:
-    """Check that a replica can load what its settings name.
+    """Check that a replica with these settings can load its model.
 
     Raises:
-        ModelError: it cannot; it says why.
+        ModelError: it cannot; the message says why.
     """
-    with visibility.unseen():  # a task, whose process may be a GPU's next
+    with visibility.unseen():  # this task's process may get a GPU later
         _process.load_tensorflow()
     LoadedVersions(settings.models, settings.name, settings.policy, settings.threads, lambda text: None).load_first()
 
 
 def run_batch(items: list[_BatchItem]) -> list[Any]:
-    """Return the outputs for each item, in order, or the error that is the answer to it."""
+    """Return, for each item in order, the outputs, or the error with which to answer it."""
     groups: dict[tuple[Any, ...], list[_BatchItem]] = {}
     for item in items:
         groups.setdefault(item.together, []).append(item)
     results: dict[int, Any] = {}
     for members in groups.values():
         outputs = _run_together(members) if len(members) > 1 else None
-        # The model may refuse the numbers of one request, so the others run alone.
+        # The model may reject the values of one request, so each request of the batch then runs alone.
         results |= zip(map(id, members), outputs or [_run_alone(item) for item in members], strict=True)
     return [results[id(item)] for item in items]
 
@@ -297,7 +297,7 @@ def _run_alone(item: _BatchItem) -> Any:
 
 
 def _run_together(items: list[_BatchItem]) -> list[dict[str, np.ndarray]] | None:
-    """Return the outputs for each item from one call of the model, or None where each must run alone."""
+    """Return the outputs for each item from one call of the model, or None if each item must run alone."""
     first = items[0]
     inputs = {name: np.concatenate([item.call.inputs[name] for item in items]) for name in first.call.inputs}
     try:
@@ -306,7 +306,7 @@ def _run_together(items: list[_BatchItem]) -> list[dict[str, np.ndarray]] | None
         return None
     counts = [item.call.records or 0 for item in items]
     if any(value.ndim == 0 or len(value) != sum(counts) for value in outputs.values()):
-        return None  # no row of output for each of input after all
+        return None  # the outputs do not have one row for each input after all
     ends = np.cumsum(counts)[:-1]
     parts = {name: np.split(value, ends) for name, value in outputs.items()}
     return [{name: part[i] for name, part in parts.items()} for i in range(len(items))]

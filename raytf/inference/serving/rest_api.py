@@ -1,7 +1,7 @@
 """The REST API of TensorFlow Serving as pure functions: routes, tensors of requests, and answers.
 
-Paths, fields and kinds of errors are those of TensorFlow Serving's model server
-(https://www.tensorflow.org/tfx/serving/api_rest); its clients need no change.
+Paths, fields and kinds of errors are the same as those of TensorFlow Serving's model server
+(https://www.tensorflow.org/tfx/serving/api_rest), so its clients need no change.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _PLACE = r"(?:/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?"
 _CALL = re.compile(rf"/v1/models/(?P<model>[^/:]+){_PLACE}:(?P<verb>predict|classify|regress)", re.IGNORECASE)
 _STATUS = re.compile(rf"/v1/models/(?P<model>[^/:]+){_PLACE}(?P<verb>/metadata)?", re.IGNORECASE)
 HEALTH = "/healthz"
-#: Most numbers that an example command spells out.
+#: The most numbers that an example command spells out.
 _SHORT = 8
-#: In a larger body, arrays of numbers are read without a Python object for each number.
+#: In a body above this size, arrays of numbers are read without a Python object for each number.
 _LARGE = 128 << 10
 
 
@@ -48,7 +48,7 @@ class RestRoute:
 
     Attributes:
         verb: predict, classify, regress, status or metadata.
-        version: in the path; None for the default one.
+        version: the version in the path; None for the default version.
     """
 
     verb: str
@@ -58,7 +58,7 @@ class RestRoute:
 
 @dataclass(frozen=True)
 class PredictCall:
-    """A requested prediction; one with `instances`, not `inputs`, is by row, and its answer has a row for each."""
+    """A requested prediction; with `instances` instead of `inputs`, its inputs and its answer are by row."""
 
     signature: Signature
     inputs: dict[str, np.ndarray]
@@ -66,7 +66,7 @@ class PredictCall:
 
     @property
     def records(self) -> int | None:
-        """The number of records, or None where inputs have different numbers."""
+        """The number of records, or None if inputs have different numbers of records."""
         return records(self.inputs)
 
 
@@ -93,12 +93,12 @@ def route(method: str, path: str) -> RestRoute:
 
 
 def is_allowed(header: str | None, digest: str | None) -> bool:
-    """Whether an Authorization header has the token with this SHA-256; without one, any header is allowed."""
+    """Return whether an Authorization header has the token with this SHA-256; if it is None, allow any header."""
     if digest is None:
         return True
     scheme, _, token = (header or "").partition(" ")
     sent = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).hexdigest()
-    # The time of this comparison does not depend on where the two differ.
+    # The time of this comparison does not depend on where the two hashes differ.
     return hmac.compare_digest(sent, digest) and scheme.lower() == "bearer"
 
 
@@ -106,7 +106,7 @@ def check_token(header: str | None, digest: str | None) -> None:
     """Refuse an Authorization header without the right token.
 
     Raises:
-        Refusal: says what is expected.
+        Refusal: the header has no token or a wrong one.
     """
     if not is_allowed(header, digest):
         raise Refusal(HTTPStatus.UNAUTHORIZED, "Expected the header Authorization: Bearer TOKEN, with the right token.")
@@ -116,7 +116,7 @@ def check_model(asked: str, served: str) -> None:
     """Refuse a path that names another model.
 
     Raises:
-        Refusal: says which one is served.
+        Refusal: another model is served; the message names it.
     """
     if asked != served:
         raise Refusal(HTTPStatus.NOT_FOUND, f"Servable not found for request: Latest({asked}). Served: {served}.")
@@ -126,7 +126,7 @@ def check_size(size: int, limit: int) -> None:
     """Refuse a body above the limit.
 
     Raises:
-        Refusal: says the limit.
+        Refusal: the body is too large; the message has the limit.
     """
     if size > limit:
         raise Refusal(
@@ -140,7 +140,7 @@ def parse(body: bytes | bytearray, signatures: Mapping[str, Signature]) -> Predi
     """Return the tensors of a predict request.
 
     Raises:
-        Refusal: says what is wrong, and what was expected.
+        Refusal: the request is wrong; the message says what was expected.
     """
     document = _document(body)
     name = document.get("signature_name", DEFAULT)
@@ -165,16 +165,16 @@ def respond(outputs: Mapping[str, np.ndarray], call: PredictCall) -> bytes:
     """Return the answer to a predict request.
 
     Raises:
-        Refusal: the call has rows, and an output has no row for each.
+        Refusal: the call is by row, and an output does not have one row for each.
     """
     return b"".join(answer(outputs, call))
 
 
 def answer(outputs: Mapping[str, np.ndarray], call: PredictCall) -> Iterator[bytes]:
-    """Yield the answer to a predict request, a little at a time.
+    """Yield the answer to a predict request, in parts.
 
     Raises:
-        Refusal: the call has rows, and an output has no row for each.
+        Refusal: the call is by row, and an output does not have one row for each.
     """
     single = next(iter(outputs)) if len(outputs) == 1 else None
     if not call.is_row:
@@ -189,7 +189,7 @@ def answer(outputs: Mapping[str, np.ndarray], call: PredictCall) -> Iterator[byt
     for name, value in outputs.items():
         if value.ndim == 0 or len(value) != rows:
             raise bad(
-                f"Tensor name: {name} has no row for each of the {rows} instances, its shape is "
+                f"Tensor name: {name} does not have one row for each of the {rows} instances: its shape is "
                 f"{shape_text(value.shape)}. Use 'inputs' instead of 'instances'."
             )
     yield b'{"predictions": '
@@ -198,7 +198,7 @@ def answer(outputs: Mapping[str, np.ndarray], call: PredictCall) -> Iterator[byt
 
 
 def refuse_examples(verb: str, body: bytes | bytearray, signatures: Mapping[str, Signature]) -> Refusal:
-    """Return the answer to a classify or regress request, which needs a model of tf.Example, not one of Keras."""
+    """Return the answer to a classify or regress request, which needs a model that takes tf.Example."""
     name = _document(body).get("signature_name") or DEFAULT
     signature = signatures.get(name) if isinstance(name, str) else None
     if signature is None:
@@ -211,7 +211,7 @@ def refuse_examples(verb: str, body: bytes | bytearray, signatures: Mapping[str,
 
 
 def status(states: Iterable[tuple[int, str, str]]) -> bytes:
-    """Return the answer to a request for the model's status, from (version, state, problem), the newest first."""
+    """Return the answer to a status request, from (version, state, problem) of each version, the newest first."""
     rows = [
         {
             "version": str(number),
@@ -224,7 +224,7 @@ def status(states: Iterable[tuple[int, str, str]]) -> bytes:
 
 
 def metadata(model: str, version: int, definition: Mapping[str, Any]) -> bytes:
-    """Return the answer to a request for the model's signatures."""
+    """Return the answer to a metadata request, which has the model's signatures."""
     return _json(
         {
             "model_spec": {"name": model, "signature_name": "", "version": str(version)},
@@ -240,13 +240,12 @@ def healthy(model: str, version: int) -> str:
 
 
 def failure(message: str) -> bytes:
-    """Return the body of any error."""
+    """Return the body of an error's answer."""
     return _json({"error": message})
 
 
 def example(signature: Signature, url: str, header: str = "") -> str:
-    """Return a shell command with which users request a prediction for a record of zeros, and perhaps an additional
-    header."""
+    """Return a shell command that requests a prediction for a record of zeros, with an additional header if given."""
     rows = {}
     short = True
     for name, spec in signature.inputs.items():
@@ -272,7 +271,7 @@ def _document(body: bytes | bytearray) -> dict[str, Any]:
         document = json.loads(text)
     except RecursionError:
         raise bad("JSON Parse error: lists are nested too deeply") from None
-    except ValueError as error:  # UnicodeDecodeError is one
+    except ValueError as error:  # including UnicodeDecodeError
         raise bad(f"JSON Parse error: {one_line(error, 200)}") from error
     if not isinstance(document, dict):
         raise bad(f"JSON Value: {excerpt(document)} Is not object")

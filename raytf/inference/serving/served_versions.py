@@ -18,7 +18,7 @@ from raytf.storage.storage import Storage
 if TYPE_CHECKING:
     from raytf.inference.saved_model import SavedModel
 
-#: Seconds after which a version that could not be loaded is tried again, unless its files change before.
+#: Seconds after which a version that could not be loaded is tried again; sooner if its files change.
 _RETRY_SECONDS = 30.0
 
 
@@ -27,9 +27,9 @@ class Policy:
     """The versions to load.
 
     Attributes:
-        newest: how many of the newest versions; None for all.
-        named: these in any case.
-        default: the version for requests that name none; None for the newest that is loaded.
+        newest: how many of the newest versions to load; None for all.
+        named: versions to load in any case.
+        default: the version for requests that name none; None for the newest loaded one.
     """
 
     newest: int | None = 1
@@ -41,7 +41,7 @@ class Policy:
         """Return the policy for `latest`, `latest:N`, `all`, or versions such as `1,3`.
 
         Raises:
-            ConfigError: it is none of these.
+            ConfigError: the text is none of these, or the default is not among the versions.
         """
         word, colon, count = text.partition(":")
         if word == "all" and not colon:
@@ -61,7 +61,7 @@ class Policy:
 
         Args:
             there: complete versions.
-            broken: those that could not be loaded; an older one is served in place of each.
+            broken: versions that could not be loaded; an older version is served instead of each.
         """
         good = sorted(set(there) - set(broken), reverse=True)
         chosen = set(good if self.newest is None else good[: self.newest])
@@ -74,17 +74,17 @@ class Policy:
         return {*self.named, *([] if self.default is None else [self.default])}
 
     def answering(self, loaded: Sequence[int]) -> int | None:
-        """Return the version for requests that name none, or None where it is not loaded."""
+        """Return the version for requests that name none, or None if it is not loaded."""
         if self.default is not None:
             return self.default if self.default in loaded else None
         return max(loaded, default=None)
 
 
 def bounds(flag: str, text: str) -> tuple[int, int]:
-    """Return (MIN, MAX) from the value of a flag, N or MIN:MAX.
+    """Return (MIN, MAX) from a flag's value, which is N or MIN:MAX.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the value is neither.
     """
     low, colon, high = text.partition(":")
     fewest, most = number_of(low), number_of(high if colon else low)
@@ -94,14 +94,14 @@ def bounds(flag: str, text: str) -> tuple[int, int]:
 
 
 class LoadedVersions:
-    """Loaded versions. A new one takes over when it is loaded and warm; the one that it replaces is dropped after that.
+    """The loaded versions of a model. An old version is dropped only after its replacement is loaded and warm.
 
     Args:
         uri: folder of versions.
-        name: of the model, for messages.
+        name: name of the model, for messages.
         policy: which versions to serve.
-        threads: of TensorFlow.
-        say: called with versions that are loaded, dropped or cannot be loaded.
+        threads: number of TensorFlow's threads.
+        say: called with a line for each version that is loaded or dropped, or that cannot be loaded.
     """
 
     def __init__(self, uri: str, name: str, policy: Policy, threads: int, say: Callable[[str], None]):
@@ -113,10 +113,10 @@ class LoadedVersions:
         self._trouble = ""
 
     def load_first(self) -> None:
-        """Load the first versions, when a replica starts.
+        """Load the first versions when a replica starts.
 
         Raises:
-            ModelError: no version can be served; it says why.
+            ModelError: the default version cannot be served; the message says why.
         """
         self.refresh()
         try:
@@ -126,7 +126,7 @@ class LoadedVersions:
             raise ModelError(f"no version can be served: {problems or refusal}") from None
 
     def refresh(self) -> None:
-        """List the folder, load new versions, drop old ones. Where storage fails, nothing changes."""
+        """List the folder, load new versions and drop old ones. If storage fails, nothing changes."""
         try:
             self._known = versions.inspect(self._models, self._known)
         except StorageError as error:
@@ -153,7 +153,7 @@ class LoadedVersions:
         """Return the number and the model of this version, or of the default one.
 
         Raises:
-            Refusal: it is not served.
+            Refusal: the version is not served.
         """
         loaded = self._loaded
         number = self._policy.answering(list(loaded)) if version is None else version
@@ -164,7 +164,7 @@ class LoadedVersions:
         return number, loaded[number]
 
     def states(self, version: int | None = None) -> list[tuple[int, str, str]]:
-        """Return (version, state, problem) of all, or of one.
+        """Return (version, state, problem) of all versions, or of one.
 
         Raises:
             Refusal: there is no such version.
@@ -181,7 +181,7 @@ class LoadedVersions:
         while not stop.wait(seconds):
             try:
                 self.refresh()
-            except Exception as error:  # whatever it is, requests are still answered
+            except Exception as error:  # requests must be answered in any case
                 self._say(f"the versions cannot be listed: {type(error).__name__}: {error}")
 
     def _load(self, version: Version) -> None:

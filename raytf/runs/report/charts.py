@@ -1,4 +1,4 @@
-"""Panels of the timeline: inline SVG that stretches with the page, next to labels that do not."""
+"""Draws the panels of the timeline: inline SVG that stretches with the page, beside labels that do not."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from html import escape
 from raytf.runs.report.series import Curve, TimeShare, clock_ticks, ticks
 from raytf.runs.status import clock_text
 
-#: Width and height of every drawing, in units that stretch.
+#: Width and height of every drawing, in units that stretch with the page.
 _WIDE, _HIGH = 1000.0, 100.0
-#: A curve has a logarithmic scale if its largest value is this many times the smallest.
+#: A curve gets a logarithmic scale if its largest value is at least this many times the smallest.
 _LOGARITHMIC = 40.0
-#: Categories that the band shows however short they are, and their minimum width.
+#: Categories that the band shows even if they are short, and the minimum width of their bars.
 _SEEN, _LEAST = ("restart", "resize", "waiting", "hang", "down"), 0.8
-#: In a run with many restarts, times without workers are drawn only above this share of the run.
+#: In a run with many restarts, gaps without workers are drawn only if they exceed this share of the run.
 _SHORT = 0.005
-#: A curve of fewer points is drawn as points alone.
+#: A curve with fewer points is drawn without a line.
 _FEW = 5
-#: Up to this many marks of a kind are drawn broad.
+#: More marks of a kind than this are drawn thin.
 _BROAD = 60
 
 
 class Frame:
-    """The place of times and values in a drawing.
+    """Maps times to x coordinates of a drawing.
 
     Args:
-        begin, end: seconds of the epoch.
+        begin, end: Unix times in seconds.
     """
 
     def __init__(self, begin: float, end: float):
@@ -39,11 +39,11 @@ class Frame:
 
 
 class Scale:
-    """Values from the bottom to the top of a drawing.
+    """Maps values to heights in a drawing.
 
     Args:
-        low, high: the smallest and the largest value.
-        is_log: logarithmic; all values are above 0.
+        low, high: the values at the bottom and at the top.
+        is_log: whether the scale is logarithmic, for values above 0.
     """
 
     def __init__(self, low: float, high: float, is_log: bool = False):
@@ -79,7 +79,7 @@ def panel(
         caption: its title.
         about: a description of the drawing, for screen readers.
         drawing: SVG elements.
-        labels: (height from 0 to 1, text) next to it.
+        labels: (height from 0 to 1, text) beside the drawing.
         extra: HTML after the title.
     """
     name = f"f-{caption.lower().replace(' ', '-')}"
@@ -95,7 +95,7 @@ def panel(
 
 
 def axis(frame: Frame) -> str:
-    """Draw the labels of time under all panels."""
+    """Draw the labels of the time axis, which all panels share."""
     spans = []
     for i, at in enumerate(clock_ticks(frame.seconds, 8)):
         share = at / frame.seconds
@@ -106,14 +106,14 @@ def axis(frame: Frame) -> str:
 
 
 def grid(frame: Frame, scale: Scale | None = None, values: Iterable[float] = ()) -> str:
-    """Draw thin lines at the labels of both directions."""
+    """Draw thin lines at the ticks of the time axis and at `values`."""
     path = "".join(f"M{frame.x(frame.begin + at)} 0V{_HIGH:g}" for at in clock_ticks(frame.seconds, 8))
     path += "".join(f"M0 {scale.y(value)}H{_WIDE:g}" for value in values) if scale else ""
     return f'<path class="grid" d="{path}"/>'
 
 
 def lanes(frame: Frame, rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
-    """Draw events: a row for each kind, (name, color, times)."""
+    """Draw the events, with one row for each kind, given as (name, color, times)."""
     drawing, labels, high = [grid(frame)], [], _HIGH / len(rows)
     for i, (name, color, times) in enumerate(rows):
         top = i * high
@@ -126,7 +126,7 @@ def lanes(frame: Frame, rows: Sequence[tuple[str, str, Sequence[float]]]) -> str
 
 
 def band(frame: Frame, pieces: Sequence[TimeShare]) -> str:
-    """Draw where the time went, as a band."""
+    """Draw the categories of the run's time as a band."""
     rects = []
     for piece in pieces:
         x, high = frame.x(piece.begin), _HIGH * sum(piece.shares.values())
@@ -136,13 +136,13 @@ def band(frame: Frame, pieces: Sequence[TimeShare]) -> str:
             at = f'x="{x}" y="{_HIGH - high:.1f}" width="{width:.2f}" height="{high:.1f}"'
             rects.append(f'<rect {at} fill="var(--{category})"/>')
             high -= share * _HIGH
-    about = f"{len(pieces)} pieces of time, colored by category; the ledger below has their sums."
+    about = f"{len(pieces)} pieces of time, colored by category. The table below has their sums."
     high = 30 if all(len(piece.shares) == 1 for piece in pieces) else 60
     return panel("Time by category", about, high, f'<g shape-rendering="crispEdges">{"".join(rects)}</g>', [])
 
 
 def world(frame: Frame, changes: Sequence[tuple[float, int]]) -> str:
-    """Draw the world size, as steps."""
+    """Draw the world size over time."""
     most = max([1, *(workers for _, workers in changes)])
     scale = Scale(0, most * 1.08)
     values = [v for v in ticks(0, most, 4) if v == int(v)]
@@ -157,12 +157,12 @@ def world(frame: Frame, changes: Sequence[tuple[float, int]]) -> str:
         f'<path class="line{many}" stroke="var(--training)" d="{path}"/>'
     )
     worlds = sorted({workers for _, workers in changes if workers})
-    about = f"Workers that train over time: between {worlds[0]} and {worlds[-1]}." if worlds else "No worker trained."
+    about = f"Training workers over time: between {worlds[0]} and {worlds[-1]}." if worlds else "No worker trained."
     return panel("World size", about, 84, drawing, [(scale.share(v), f"{v:.0f}") for v in values])
 
 
 def _bridged(changes: Sequence[tuple[float, int]], seconds: float) -> list[tuple[float, int]]:
-    """Return changes without short gaps in which no worker trained: a thousand of them would hide the rest."""
+    """Drop the short gaps in which no worker trained, because many of them would hide the other changes."""
     kept: list[tuple[float, int]] = []
     for (at, workers), after in zip(changes, [*changes[1:], None], strict=True):
         is_short = workers == 0 and after is not None and after[0] - at < seconds
@@ -172,7 +172,7 @@ def _bridged(changes: Sequence[tuple[float, int]], seconds: float) -> list[tuple
 
 
 def loss(frame: Frame, curve: Curve, breaks: Sequence[float], marks: Sequence[float] = ()) -> str:
-    """Draw the loss curve. The shade spans the smallest and the largest loss of the steps behind a point.
+    """Draw the loss curve, shaded from the smallest to the largest loss of the steps that a point stands for.
 
     Args:
         breaks: times at which a curve is interrupted.
@@ -210,7 +210,7 @@ def loss(frame: Frame, curve: Curve, breaks: Sequence[float], marks: Sequence[fl
 
 
 def ages(frame: Frame, ages_by_name: dict[str, list[tuple[float, float]]], breaks: Sequence[float]) -> str:
-    """Draw the age of the newest copies: {name: [(time, seconds)]}; the first one solid, the second one dashed."""
+    """Draw the ages of the newest copies, {name: [(time, seconds)]}: the first name solid, the second dashed."""
     most = max([1.0, *(age for rows in ages_by_name.values() for _, age in rows)])
     scale = Scale(0, most * 1.05)
     values = ticks(0, most, 4) if most < 60 else clock_ticks(most, 4)
@@ -239,12 +239,12 @@ def _seconds(value: float) -> str:
 
 
 def _line(points: Sequence[tuple[float, float]]) -> str:
-    # A line without length is drawn as a dot.
+    # SVG draws nothing for a single point, so make it a very short line.
     return "M" + "L".join(f"{x} {y}" for x, y in points) + ("h0.01" if len(points) == 1 else "")
 
 
 def _parts(times: Sequence[float], breaks: Sequence[float]) -> list[slice]:
-    """Return runs of times without a break between them."""
+    """Split the times at the breaks, and return the slices."""
     if not times:
         return []
     cuts, at = [0], 0

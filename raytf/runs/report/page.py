@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs nothing but itself."""
+"""Draws a run as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raytf.runs.report import charts, series
 from raytf.runs.spikes import QUANTITIES, Spike
 from raytf.runs.status import clock_text
 
-#: Sorts of events -> the name of its row in the timeline, and its color.
+#: Sort of events -> name and color of its row in the timeline.
 LANES = {
     "fault": ("faults", "fault"),
     "notice": ("notices", "notice"),
@@ -29,11 +29,11 @@ LANES = {
 }
 _SORT_COLORS = {**{sort: color for sort, (_, color) in LANES.items()}, "driver": "startup", "note": "down"}
 _PHASE_COLORS = 10
-#: Characters of a setting's value that are shown.
+#: The most characters of a setting's value that are shown.
 _SETTING = 400
-#: Rows of a table that are shown all at once.
+#: Tables with more rows than this scroll in a box.
 _LONG = 40
-#: A pause in training interrupts a curve where it takes more than this share of the page's width.
+#: A pause in training interrupts a curve if it takes more than this share of the page's width.
 _BREAK_SHARE = 0.004
 
 
@@ -41,28 +41,28 @@ def draw(run: History, steps: dict[str, np.ndarray] | None = None) -> str:
     """Return the page of a run.
 
     Args:
-        steps: of `raytf.read_steps`; the running loss of the ledger is drawn where there are none.
+        steps: columns of `raytf.read_steps`; without them, the running loss of the ledger is drawn.
     """
     main, data = parts(run, steps)
     return document(f"{run.name}: {run.state}", main, data)
 
 
 def document(title: str, main: str, data: Any, scripts: Sequence[str] = ()) -> str:
-    """Return a page that needs nothing but itself.
+    """Return a self-contained HTML page.
 
     Args:
-        title: of its window.
-        main: HTML.
-        data: for the scripts.
-        scripts: files beside those that draw a run.
+        title: title of the window.
+        main: contents of the page, as HTML.
+        data: data for the scripts, which must be serializable as JSON.
+        scripts: JavaScript code to run after the scripts that draw a run.
     """
     file = resources.files("raytf.runs.report").joinpath
     css = "\n".join(file(name).read_text() for name in ("vendor/uplot.css", "page.css"))
-    # With its licence in place of a link, as a page needs nothing but itself.
+    # A self-contained page includes the license of uPlot in place of a link to it.
     licence, plots = file("vendor/LICENSE").read_text(), file("vendor/uplot.js").read_text()
     plots = f"/*! uPlot 1.6.32. {licence}*/{plots.partition('*/')[2]}"
     js = "\n".join([plots, *(file(name).read_text() for name in ("charts.js", "page.js")), *scripts])
-    # In a script element nothing is escaped but what would end it.
+    # HTML escapes have no effect in a script element, so use JSON's for `<`, which could end it.
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -74,7 +74,7 @@ def document(title: str, main: str, data: Any, scripts: Sequence[str] = ()) -> s
 
 
 def parts(run: History, steps: dict[str, np.ndarray] | None = None) -> tuple[str, dict[str, Any]]:
-    """Return what is inside the page of a run, as HTML, and the data that its scripts draw. See `draw`."""
+    """Return the contents of a run's page as HTML, and the data that its scripts draw. See `draw`."""
     outliers = [] if steps is None else spikes.find(steps)
     columns = series.step_columns(run, steps)
     drawn, data = _timeline(run, columns, outliers)
@@ -89,7 +89,7 @@ def parts(run: History, steps: dict[str, np.ndarray] | None = None) -> tuple[str
 
 
 def head(run: History) -> str:
-    """Return what a page says first: where the run is."""
+    """Return the top of a run's page: its name, state and main figures."""
     return f'<div id="head">{_header(run)}{_tiles(run)}</div>'
 
 
@@ -98,7 +98,7 @@ def _when(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds for people: 8.2 s, 4 min 5 s, 3 h 20 min, 2 d 4 h."""
+    """Format seconds for people: 8.2 s, 4 min 5 s, 3 h 20 min, 2 d 4 h."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -119,7 +119,7 @@ def _header(run: History) -> str:
 
 
 def _learning(curves: dict[str, Any]) -> str:
-    """Return places for the curves of learning and speed, which a script draws, and how they are drawn."""
+    """Return the controls and placeholders of the curves of learning and speed, which a script draws."""
     if not (curves["steps"]["step"] or curves["epochs"]):
         return ""
     sorts = {fault[3] for fault in curves["faults"]}
@@ -130,7 +130,7 @@ def _learning(curves: dict[str, Any]) -> str:
         "<option>step</option><option>epoch</option><option>time</option></select></label>"
         '<label>smooth <input id="smooth" type="range" min="0" max="0.99" step="0.01" value="0.6"></label>'
         '<label><input id="log" type="checkbox"> logarithmic</label></div>'
-        f"<p>Drag to zoom in all charts, double-click to see everything.</p>{_legend(marks, 'upright')}"
+        f"<p>Drag to zoom all charts. Double-click to reset them.</p>{_legend(marks, 'upright')}"
         '<div id="learning-charts" class="charts"></div>',
     ) + _section("Speed", '<div id="speed-charts" class="charts"></div>')
 
@@ -139,7 +139,7 @@ def _problems(run: History) -> str:
     if not run.problems:
         return ""
     rows = "".join(f"<li>{escape(problem)}</li>" for problem in run.problems)
-    return _section("Damaged files", f"<p>What they held is not on this page.</p><ul>{rows}</ul>")
+    return _section("Damaged files", f"<p>The contents of these files are missing from this page.</p><ul>{rows}</ul>")
 
 
 def _tiles(run: History) -> str:
@@ -147,10 +147,10 @@ def _tiles(run: History) -> str:
     held = sum(r.tier == HELD for r in restarts)
     in_place = f"{held:,} in place, " if held else ""
     steps = f"of {run.total:,}" if run.total not in (None, run.step) else ""
-    again = f"{run.redone:,} made once more" if run.redone else "none known to be redone"
-    faults = sum(h.sort == "fault" and h.kind in ("fault", "driver") for h in run.happenings)  # a hang is a fault, too
+    again = f"{run.redone:,} repeated" if run.redone else "none known to be repeated"
+    faults = sum(h.sort == "fault" and h.kind in ("fault", "driver") for h in run.happenings)  # a hang has a fault, too
     tiles = [
-        ("Goodput", f"{run.goodput:.1%}" if run.seconds else "unknown", "of the time went into new steps"),
+        ("Goodput", f"{run.goodput:.1%}" if run.seconds else "unknown", "of the time was spent on new steps"),
         ("Wall clock", duration(run.wall_clock), ""),
         ("Steps", f"{run.step:,}", f"{steps}{', ' if steps else ''}{again}"),
         ("Restarts", f"{len(restarts):,}", f"{in_place}{faults:,} fault{'' if faults == 1 else 's'} seen"),
@@ -168,7 +168,7 @@ def _tiles(run: History) -> str:
 
 
 def _metric(run: History) -> list[tuple[str, str, str]]:
-    """Return the tile of the metric that the list of runs shows, too; of any metric where no epoch has ended."""
+    """Return the tile of the metric that judges the run; if there is none, of its last known metric."""
     if run.metric is None:
         return [(name, f"{value:.4g}", "") for name, value in list(run.metrics.items())[-1:]]
     test = run.metrics.get(f"test_{run.metric.removeprefix('val_')}")
@@ -211,8 +211,8 @@ def _timeline(run: History, columns: Mapping[str, np.ndarray], outliers: Sequenc
     legend = _legend([(c, f"var(--{c})") for c in run.seconds])
     html = _section(
         "Timeline",
-        "<p>Point at it for what happened when. A checkpoint's age is the time since the run "
-        f"was at its step: what a failure would cost.</p>{legend}"
+        "<p>Point at the timeline to see what happened at a time. A checkpoint's age is the time since the run "
+        f"was at its step, which a failure would cost.</p>{legend}"
         f'<div class="timeline">{"".join(panels)}{charts.axis(frame)}</div>',
     )
     return html, data
@@ -228,9 +228,9 @@ def _mix(shares: dict[str, float]) -> str:
 
 
 def _section(title: str, inner: str) -> str:
-    """Return a section of the page that can be folded; on a phone a script folds all but the first.
+    """Return a foldable section of the page; on a phone a script folds all sections but the first.
 
-    Its id, by which the page remembers whether it is folded, is made from the title.
+    Its id is made from the title, and identifies the section when the page remembers which ones are folded.
     """
     name = title.lower().replace(" ", "-")
     return f'<section id="{name}"><details open><summary><h2>{escape(title)}</h2></summary>{inner}</details></section>'
@@ -273,7 +273,7 @@ def _restarts(run: History) -> str:
     colors = {name: f"var(--p{i % _PHASE_COLORS})" for i, name in enumerate(names)}
     longest = max(r.seconds for r in run.restarts) or 1.0
     again = sorted(r.seconds for r in run.restarts if not r.is_first)
-    text = "From the last sign of life before a failure or change to the end of the next first step, by phases."
+    text = "From the last heartbeat before a failure or change to the end of the new group's first step, by phase."
     if len(again) > 1:
         text += f" {_spread(again)}"
     columns = {"at": "n", "why": "", "workers": "n", "state": "", "step": "n", "redone": "n"}
@@ -284,7 +284,7 @@ def _restarts(run: History) -> str:
 
 
 def _spread(seconds: Sequence[float]) -> str:
-    """Say how long restarts took: with percentiles only where they are enough for a percentile to be one of them."""
+    """Return how long restarts took, in words: as percentiles from 20 restarts on, otherwise as a range."""
     if len(seconds) < 20:
         return f"Restarts took {min(seconds):.1f} to {max(seconds):.1f} s."
     p50, p95 = np.percentile(seconds, [50, 95], method="inverted_cdf")
@@ -310,7 +310,7 @@ def _events(run: History) -> str:
         return ""
     columns = {"at": "n", "step": "n", "kind": "", "what": ""}
     rows = [_event(h, run.begin) for h in run.happenings]
-    return _section("Events", f"<p>All {len(rows):,} of them.</p>{_table('Events', columns, rows)}")
+    return _section("Events", f"<p>All {len(rows):,} events.</p>{_table('Events', columns, rows)}")
 
 
 def _event(h: HistoryEvent, begin: float) -> str:
@@ -322,7 +322,7 @@ def _event(h: HistoryEvent, begin: float) -> str:
 
 
 def _spikes(run: History, outliers: Sequence[Spike]) -> str:
-    """Return the steps that stand out, with the commands that show why."""
+    """Return the section of the steps that stand out, with the commands that replay them."""
     if not outliers:
         return ""
     spoken = {name: name.replace("_", " ") for name in QUANTITIES}
@@ -332,42 +332,40 @@ def _spikes(run: History, outliers: Sequence[Spike]) -> str:
         + _code(spike.replayed(run.place))
         for spike in outliers
     ]
-    columns = {"step": "n", "steps": "n", **dict.fromkeys(spoken.values(), ""), "to look at it": ""}
+    columns = {"step": "n", "steps": "n", **dict.fromkeys(spoken.values(), ""), "to inspect it": ""}
     title = "Steps that stand out"
     return _section(
         title,
-        "<p>Their loss or the norm of their gradient is far above that of the fifty steps before. The command computes "
-        f"the first of them again and shows its records.</p>{_table(title, columns, rows)}",
+        "<p>Their loss or gradient norm is far above that of the fifty steps before. The command computes the first "
+        f"of these steps again and dumps its records.</p>{_table(title, columns, rows)}",
     )
 
 
 def _settings(run: History) -> str:
-    """Return what the run is made of, and the commands that can be used with it."""
+    """Return the sections with the commands for the run and with its settings."""
     place = shlex.quote(run.place)
     commands = [("the command that started it", shlex.join(run.command))] if run.command else []
     if run.saves:
-        commands.append(("what it learned, as a model", f"raytf export {place}"))
-    commands.append(("this page as a file", f"raytf report {place}"))
+        commands.append(("export its model", f"raytf export {place}"))
+    commands.append(("write this page to a file", f"raytf report {place}"))
     if run.saves:
-        commands.append(("every byte of its checkpoints, checked", f"raytf verify {place}"))
+        commands.append(("check every byte of its checkpoints", f"raytf verify {place}"))
     commands += [
-        (f"step {s:,}, computed again", f"raytf replay {place} --step {s} -- COMMAND") for s in list(run.saves)[-3:]
+        (f"compute step {s:,} again", f"raytf replay {place} --step {s} -- COMMAND") for s in list(run.saves)[-3:]
     ]
     rows = "".join(f"<tr>{_cell(what)}{_code(text)}</tr>" for what, text in commands)
     saves = ", ".join(f"{step:,}" for step in run.saves)
-    sentence = (
-        f"Checkpoints are of step {saves}." if saves else "It has no checkpoint that could be exported or resumed."
-    )
+    sentence = f"It has checkpoints of step {saves}." if saves else "It has no checkpoint to export or resume."
     return _section("To use it", f'<p>{sentence}</p><table class="stack"><tbody>{rows}</tbody></table>') + _section(
         "Settings",
-        f"<p>What is not at its default.</p>{_named(run.changed, 'Nothing is, or it was not noted.')}"
-        f"<p>What must be the same when the run continues.</p>{_named(run.settings, 'Nothing is noted of it yet.')}"
-        f"<p>What the run was made with.</p>{_named(run.made_with, 'Nothing is noted of it yet.')}",
+        f"<p>Settings that differ from their defaults.</p>{_named(run.changed, 'None, or not recorded.')}"
+        f"<p>Settings that must not change when the run continues.</p>{_named(run.settings, 'Not recorded yet.')}"
+        f"<p>Versions and machine of the last start.</p>{_named(run.made_with, 'Not recorded yet.')}",
     )
 
 
 def _named(values: Mapping[str, str], nothing: str) -> str:
-    """Return a table of names and values; where it is empty, a line that says so."""
+    """Return a table of names and values, or the text `nothing` if there are none."""
     if not values:
         return f"<p>{escape(nothing)}</p>"
     cut = {name: value[:_SETTING] + ("…" if value[_SETTING:] else "") for name, value in values.items()}
@@ -376,7 +374,7 @@ def _named(values: Mapping[str, str], nothing: str) -> str:
 
 
 def _cell(text: object, css: str = "", label: str = "") -> str:
-    """Return a cell of a table; the label is shown before the text where columns are stacked, on a phone."""
+    """Return a cell of a table. On a phone, where columns are stacked, the label is shown before the text."""
     attributes = (f' class="{css}"' if css else "") + (f' data-label="{label}"' if label else "")
     return f"<td{attributes}>{escape(str(text))}</td>"
 
@@ -386,7 +384,7 @@ def _code(text: str) -> str:
 
 
 def _table(name: str, columns: Mapping[str, str], rows: Sequence[str]) -> str:
-    """Return a table in a box, from headings with their CSS classes and cells as HTML; a long one scrolls by itself."""
+    """Return a table, from {heading: CSS class} and the cells of each row as HTML. A long table scrolls in its box."""
     tall = " tall" if len(rows) > _LONG else ""
     head = "".join(
         f'<th class="{css}">{column}</th>' if css else f"<th>{column}</th>" for column, css in columns.items()
@@ -399,7 +397,7 @@ def _table(name: str, columns: Mapping[str, str], rows: Sequence[str]) -> str:
 
 
 def _legend(entries: Sequence[tuple[str, str]], swatch: str = "") -> str:
-    """Return names with their colors, (name, CSS color), behind swatches of a CSS class; nothing for none."""
+    """Return a legend of (name, CSS color), with swatches of a CSS class; empty if there are no entries."""
     if not entries:
         return ""
     items = "".join(

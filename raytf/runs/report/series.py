@@ -1,4 +1,4 @@
-"""Numbers of a run by time, step and epoch, thinned out to what a page can show."""
+"""Series of a run's numbers by time, step and epoch, thinned out to what a page can show."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from raytf.runs.ledger import Event
 from raytf.runs.timeline import CATEGORIES, COPY_TIERS, RecoveryPointAges, Span
 from raytf.storage.untrusted_json import number
 
-#: Points of a curve, and pieces of a band, at most; and into how many even ones more are put.
+#: The most points of a curve and pieces of a band. A band with more pieces is divided into `_EVEN` equal ones.
 MOST_POINTS, MOST_PIECES, _EVEN = 2000, 400, 200
 _TRAINING = ("training", "redone")
-#: Losses beyond this are as good as infinite: sums and shares of them would be.
+#: Losses above this are left out like infinite ones: their sums would overflow.
 _MOST_LOSS = 1e100
-#: Points of a curve, at most.
+#: The most points of a curve that a script draws.
 MOST_CURVE_POINTS = 1500
 _STEP_COLUMNS = ("loss", "learning_rate", "gradient_norm")
-#: Keys of an epoch's log that are no metrics.
+#: Keys of an epoch's log that are not metrics.
 _NO_METRIC = ("epoch", "step", "learning_rate")
 _FAULTS = ("fault", "resize")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over time, each with the least and most that it stands for.
+    """Values over time. Each stands for one or more steps.
 
     Attributes:
-        times: seconds of the epoch, [n], that do not go down.
-        values, low, high: [n].
-        steps: global step of each, [n].
+        times: Unix times in seconds, [n], in ascending order.
+        values, low, high: mean, smallest and largest value of the steps of each point, [n].
+        steps: the first global step of each point, [n].
     """
 
     times: np.ndarray
@@ -50,8 +50,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class TimeShare:
-    """A part of the run's time, and the share of it that each category has; where they are less than 1, no driver was
-    wanted."""
+    """A part of the run's time, with the share of each category. If the shares add up to less than 1, the run had
+    finished for the rest of that time."""
 
     begin: float
     end: float
@@ -59,7 +59,7 @@ class TimeShare:
 
 
 def merged(spans: Iterable[Span]) -> list[tuple[float, float, str]]:
-    """Return (begin, end, category) of spans; those of one category that touch are one."""
+    """Return (begin, end, category) of spans, with adjoining spans of the same category merged."""
     pieces: list[tuple[float, float, str]] = []
     for span in spans:
         if pieces and pieces[-1][2] == span.category and span.begin <= pieces[-1][1]:
@@ -70,11 +70,11 @@ def merged(spans: Iterable[Span]) -> list[tuple[float, float, str]]:
 
 
 def bands(spans: Sequence[Span]) -> list[TimeShare]:
-    """Return the run's time in pieces that touch, each of one category; where there are too many, in even ones of
-    several."""
+    """Divide the run's time into pieces of one category each; if these are too many, into equal pieces with the shares
+    of all categories."""
     pieces = merged(spans)
     if len(pieces) > MOST_PIECES:
-        # Each sign of life of a group that saves has a little of it.
+        # Each heartbeat of a group that saves adds a short piece of checkpoint time.
         shortest = (pieces[-1][1] - pieces[0][0]) / 1000
         pieces = merged(
             Span(a, b, "training" if c == "checkpoint" and b - a < shortest else c, 0, 0, 0) for a, b, c in pieces
@@ -95,7 +95,7 @@ def bands(spans: Sequence[Span]) -> list[TimeShare]:
 
 
 def world(spans: Sequence[Span]) -> list[tuple[float, int]]:
-    """Return (time, workers) where the number of workers that train changes; 0 where none do."""
+    """Return (time, workers) for each change of the number of training workers, and for the run's end."""
     changes: list[tuple[float, int]] = []
     for before, span in itertools.pairwise([None, *spans]):
         assert span is not None
@@ -107,10 +107,10 @@ def world(spans: Sequence[Span]) -> list[tuple[float, int]]:
 
 
 def times_of_steps(spans: Sequence[Span], steps: np.ndarray) -> np.ndarray:
-    """Return when each of some steps was made last; NaN where that is not known.
+    """Return the time at which each step was last made; NaN if unknown.
 
     Args:
-        steps: that go up, [n]; the memory that this takes depends on their number alone.
+        steps: ascending, [n]. The required memory depends only on their number.
     """
     times = np.full(len(steps), np.nan)
     for span in spans:
@@ -122,10 +122,10 @@ def times_of_steps(spans: Sequence[Span], steps: np.ndarray) -> np.ndarray:
 
 
 def step_columns(run: History, steps: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-    """Return columns by step, with `time` in seconds of the epoch; NaN where it is not known.
+    """Return columns by step, with `time` as Unix time in seconds, or NaN if unknown.
 
     Args:
-        steps: of `raytf.read_steps`; without them, the running loss that the signs of life carried.
+        steps: columns of `raytf.read_steps`; without them, the running losses of the heartbeats are returned.
     """
     if steps is not None and len(steps["step"]):
         return {**steps, "time": times_of_steps(run.spans, steps["step"])}
@@ -135,13 +135,13 @@ def step_columns(run: History, steps: Mapping[str, np.ndarray] | None) -> dict[s
 
 
 def loss_curve(columns: Mapping[str, np.ndarray], most: int = MOST_POINTS) -> Curve:
-    """Return the loss at the times at which the steps were made.
+    """Return the loss over time.
 
     Args:
-        columns: of `step_columns`.
-        most: points of the curve.
+        columns: the result of `step_columns`.
+        most: the most points of the curve.
     """
-    known = np.isfinite(columns["time"]) & (np.abs(columns["loss"]) < _MOST_LOSS)  # false for NaN
+    known = np.isfinite(columns["time"]) & (np.abs(columns["loss"]) < _MOST_LOSS)  # drops NaN, too
     return _thin(columns["time"][known], columns["loss"][known], columns["step"][known], most)
 
 
@@ -150,7 +150,7 @@ def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -
     times, values, steps = times[order], values[order], steps[order]
     if len(times) <= most:
         return Curve(times, values, values, values, steps)
-    # Even in time, which is what the eye sees: a part of the run that was fast has more steps a point.
+    # Points are evenly spaced in time, as the chart's axis is, so points of fast parts stand for more steps.
     edges = np.linspace(times[0], times[-1], most + 1)[:-1]
     starts = np.unique(np.searchsorted(times, edges, side="left"))
     counts = np.diff([*starts, len(times)])
@@ -160,7 +160,7 @@ def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -
 
 
 def ages(events: Sequence[Event]) -> dict[str, list[tuple[float, float]]]:
-    """Return (time, age in seconds) of the newest copy of each tier, while the run trained."""
+    """Return (time, age in seconds) of each tier's newest copy, at the heartbeats of training."""
     rows_by_tier: dict[str, list[tuple[float, float]]] = {tier: [] for tier in COPY_TIERS}
     line = RecoveryPointAges()
     for event in events:
@@ -172,23 +172,23 @@ def ages(events: Sequence[Event]) -> dict[str, list[tuple[float, float]]]:
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Return round numbers from `low` to `high`, at most so many."""
+    """Return round numbers from `low` to `high`, about `most` of them at most."""
     if high <= low:
         return [low]
     raw = (high - low) / max(1, most)
-    if raw < max(abs(low), abs(high)) * 1e-12 or raw < 1e-290:  # floats between them are too few
+    if raw < max(abs(low), abs(high)) * 1e-12 or raw < 1e-290:  # too few floats lie between them
         return [low]
     size = 10.0 ** np.floor(np.log10(raw))
     unit = next(size * k for k in (1, 2, 5, 10) if size * k >= raw * 0.999)
     first = np.ceil(low / unit - 1e-9) * unit
-    return [float(x) + 0.0 for x in np.arange(first, high + unit * 1e-6, unit)]  # + 0.0: not -0
+    return [float(x) + 0.0 for x in np.arange(first, high + unit * 1e-6, unit)]  # + 0.0 turns -0.0 into 0.0
 
 
 _CLOCK = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 
 
 def clock_ticks(seconds: float, most: int) -> list[float]:
-    """Return times of a clock from 0 to `seconds`, at most about so many."""
+    """Return times from 0 to `seconds` in multiples of a unit of clocks, about `most` of them at most."""
     unit = next((u for u in _CLOCK if seconds / u <= most), None)
     if unit is None:
         unit = 86400 * int(np.ceil(seconds / most / 86400))
@@ -196,10 +196,10 @@ def clock_ticks(seconds: float, most: int) -> list[float]:
 
 
 def learning_curves(run: History, columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return all curves as JSON; times in seconds since the run's first event, NaN as null.
+    """Return all curves as JSON, with times in seconds since the run's first event, and NaN as null.
 
     Args:
-        columns: of `step_columns`.
+        columns: the result of `step_columns`.
     """
     return {
         "steps": _steps(columns, run.begin),
@@ -214,8 +214,8 @@ def learning_curves(run: History, columns: Mapping[str, np.ndarray]) -> dict[str
 
 
 def metrics_of(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the metrics that epochs have, without those of validation that have another one beside
-    them."""
+    """Return the names of the metrics of epochs. A validation metric is listed only if the training metric of the same
+    name is missing."""
     names = dict.fromkeys(name for epoch in epochs for name in epoch if name not in _NO_METRIC)
     return [name for name in names if not (name.startswith("val_") and name.removeprefix("val_") in names)]
 

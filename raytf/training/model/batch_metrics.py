@@ -1,8 +1,8 @@
-"""Metrics of the whole batch: their updates get the records of all shards, once a step and on every rank.
+"""Metrics that need the whole batch: every rank updates them once a step, with the records of all shards.
 
-What a metric is, is decided before the first step (`kind_of`) and noted in the model. The shards then return what
-such a metric's updates got, a row of float32 words for each record. Rows of all shards travel like gradients of
-embeddings, bit for bit and in the order of the records, so every rank makes the same update from the same state.
+The kind of each metric is determined before the first step (`kind_of`) and noted in the model. The shards then return
+the arguments of such a metric's updates, as one row of float32 words per record. The ranks exchange the rows like
+gradients of embeddings, bit for bit and in record order, so every rank makes the same update from the same state.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from raytf.errors import ModelError
 from raytf.training.model.losses import two_parts
 from raytf.training.model.notes import notes_of
 
-#: Bytes of a batch that are gathered on each rank, at most.
+#: The most bytes of a batch that each rank gathers.
 MOST_BYTES = 256 << 20
 _NOTHING = object()
 _LEFT_OUT = "WARNING: the metric {} needs the predictions of the whole batch, {}. It is left out of the logs."
-#: The largest difference between a sum over records and the sum of its parts, relative to its largest number.
+#: The largest allowed difference between a sum over records and the sum of its parts, relative to its largest number.
 _RELATIVE = 1e-4
 #: The same for the difference of two states, relative to the largest number in the states.
 _OF_STATE = 1e-5
 
 
 def own_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Return the program's metrics in a model, each by itself."""
+    """Return the program's individual metrics in a model, without those that Keras itself updates with losses."""
     return interception.own_metrics(interception.metrics_within(model), model)
 
 
 def needs_call(model: keras.Model) -> bool:
-    """Return whether metrics may be updated in a call of the model, and not from its output alone."""
+    """Return whether a call of the model may update metrics, so that its output alone is not enough."""
     compiled = interception.compiled_metrics(model)
     return any(all(metric is not known for known in compiled) for metric in own_metrics(model))
 
@@ -48,8 +48,8 @@ def noted(model: keras.Model, records: int) -> Iterator[list[Update]]:
     """Collect the updates of the program's metrics while the `with` statement lasts.
 
     Args:
-        model: whose metrics were updated before.
-        records: how many there are in a batch.
+        model: a model whose metrics were updated before.
+        records: number of records in a batch.
     """
     collected: list[Update] = []
 
@@ -62,12 +62,12 @@ def noted(model: keras.Model, records: int) -> Iterator[list[Update]]:
 
 @contextlib.contextmanager
 def noted_while_traced(model: keras.Model, leaves: Sequence[tf.TensorSpec], batch: int) -> Iterator[None]:
-    """Note the kinds of the metrics that are updated while the `with` statement lasts, which traces a step.
+    """Note the kinds of the metrics that are updated inside the `with` statement, which must trace a step.
 
     Args:
-        model: has the step.
+        model: the model of the step.
         leaves: specs of a full shard's leaves.
-        batch: records in a full step.
+        batch: number of records in a full step.
     """
     records = leaves[0].shape[0] or 1
     with noted(model, records) as collected:
@@ -76,13 +76,13 @@ def noted_while_traced(model: keras.Model, leaves: Sequence[tf.TensorSpec], batc
 
 
 def note(model: keras.Model, collected: Sequence[Update], records: int, batch: int, has_lengths: bool = True) -> None:
-    """Decide what kind each metric of a model is, and store it in the model.
+    """Determine the kind of each metric of a model, and store it in the model.
 
     Args:
         model: the model.
         collected: the updates of a batch.
-        records: how many records it has; with one, every metric is a sum.
-        batch: how many a step has.
+        records: number of records in that batch; with one, every metric is a sum.
+        batch: number of records in a step.
         has_lengths: whether all records have the same shape.
     """
     notes = notes_of(model)
@@ -123,7 +123,7 @@ def _width(value: np.ndarray) -> int:
 
 
 def leave_out(model: keras.Model, why: str) -> None:
-    """Have no metric be computed from the whole batch; those that need it are left out of the logs."""
+    """Compute no metric from the whole batch, and leave the metrics that need it out of the logs."""
     notes = notes_of(model)
     kinds = notes.metrics
     notes.remarks += [_LEFT_OUT.format(metric.name, why) for metric in kinds.whole]
@@ -131,7 +131,7 @@ def leave_out(model: keras.Model, why: str) -> None:
 
 
 def results(model: keras.Model) -> dict[str, Any]:
-    """Return the results of a model's metrics by name, as Keras does, without those that are left out."""
+    """Return the results of a model's metrics by name, as Keras does, except for metrics that are left out."""
     left_out = notes_of(model).metrics.left_out
     if not left_out:
         return model.get_metrics_result()
@@ -140,12 +140,12 @@ def results(model: keras.Model) -> dict[str, Any]:
 
 
 class Leaf(NamedTuple):
-    """An argument of an update as columns of a row.
+    """The columns of a row that hold an argument of an update.
 
     Attributes:
-        dtype: the argument's type; None for one without records, which is `constant`.
+        dtype: the argument's type; None for an argument without records, whose value is `constant`.
         shape: the shape of a record.
-        mask: the shape of a record's mask, whose columns follow; None without a mask.
+        mask: the shape of a record's mask, whose columns follow the argument's; None without a mask.
     """
 
     dtype: tf.DType | None
@@ -154,7 +154,7 @@ class Leaf(NamedTuple):
     constant: Any = None
 
     def columns(self) -> list[int]:
-        """Return how many columns the argument takes, and its mask."""
+        """Return the number of columns for the argument, and for its mask if it has one."""
         if self.dtype is None:
             return []
         masks = [] if self.mask is None else [_size(self.mask)]
@@ -162,10 +162,10 @@ class Leaf(NamedTuple):
 
 
 class Gathered:
-    """The arguments of all updates of the metrics of the whole batch, as rows.
+    """Packs the arguments of all updates of whole-batch metrics into rows, and makes the updates with such rows.
 
     Args:
-        model: a model that `note` has seen.
+        model: a model in which `note` has stored the metrics' kinds.
     """
 
     def __init__(self, model: keras.Model):
@@ -182,13 +182,13 @@ class Gathered:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[list[tuple[keras.metrics.Metric, tuple[Any, ...], dict[str, Any]]]]:
-        """Collect the calls of the metrics' updates while the `with` statement lasts; to be traced."""
+        """Collect the calls of the metrics' updates inside the `with` statement, which must be traced."""
         calls: list[tuple[Any, ...]] = []
         with interception.noted_updates(self._metrics, lambda *call: calls.append(call)):
             yield calls
 
     def pack(self, calls: list[tuple[Any, ...]]) -> list[tf.Tensor]:
-        """Return [n, width] the arguments of the calls as rows; nothing where there are none."""
+        """Return a list with the arguments of the calls as rows, [n, width]; empty without calls."""
         if not calls:
             return []
         arguments = [keras.tree.flatten((args, kwargs)) for _, args, kwargs in calls]
@@ -209,14 +209,14 @@ class Gathered:
 
     @property
     def width(self) -> int:
-        """Return the float32 words of a record, an even number: two of them travel as an int64."""
+        """Return the number of float32 words per record, which is even: two words are sent as one int64."""
         return sum(self._columns) + sum(self._columns) % 2
 
     def update(self, outputs: Sequence[tf.Tensor]) -> None:
-        """Update the metrics with the rows of a whole batch; to be traced.
+        """Update the metrics with the rows of a whole batch; must be traced.
 
         Args:
-            outputs: the rows, [n, width]; nothing where no metric needs them.
+            outputs: a list with the rows, [n, width]; empty if no metric needs them.
         """
         if not outputs:
             return
@@ -240,8 +240,8 @@ def _leaf(leaf: Any) -> Leaf:
     shapes = [tuple(each.shape[1:]) for each in (leaf, mask) if each is not None]
     if any(length is None for shape in shapes for length in shape):
         raise ModelError(
-            f"a metric of the whole batch gets a tensor of shape {tuple(leaf.shape)}. Expected known lengths after the "
-            "first one. Set a fixed shape, for example with keras.ops.reshape."
+            f"a metric of the whole batch gets a tensor of shape {tuple(leaf.shape)}. Expected only the first length "
+            "to be unknown. Set a fixed shape, for example with keras.ops.reshape."
         )
     return Leaf(leaf.dtype, *shapes)
 
@@ -257,7 +257,7 @@ def _packed(tensor: Any, leaf: Leaf) -> list[tf.Tensor]:
 
 
 def _words(tensor: tf.Tensor, columns: int) -> tf.Tensor:
-    """Return [n, columns] the bits of numbers, as float32."""
+    """Return the bits of numbers as float32 words, [n, columns]."""
     if tensor.dtype in (tf.float16, tf.bfloat16):
         tensor = tf.cast(tensor, tf.float32)
     elif tensor.dtype.size < 4:
@@ -266,7 +266,7 @@ def _words(tensor: tf.Tensor, columns: int) -> tf.Tensor:
 
 
 def _numbers(words: tf.Tensor, dtype: tf.DType, shape: tuple[int, ...]) -> tf.Tensor:
-    """Return the numbers of `_words`."""
+    """Return the numbers whose bits `_words` has returned."""
     if dtype.size == 8:
         return tf.bitcast(tf.reshape(words, [-1, *shape, 2]), dtype)
     wide = words if dtype.is_floating else tf.bitcast(words, dtype if dtype.size == 4 else tf.int32)
@@ -302,10 +302,10 @@ class Argument(NamedTuple):
     """One argument of an update.
 
     Attributes:
-        value: a number for each record and place, or the argument itself where it is not a tensor.
-        has_records: whether its first dimension is that of the records.
-        mask: the mask that a layer has put on it, or None.
-        is_known: whether these are the program's numbers; while a step is traced only shape and type are known.
+        value: the numbers of a tensor, or the argument itself if it is not a tensor.
+        has_records: whether the first dimension counts records.
+        mask: the mask that a layer has set on the tensor, or None.
+        is_known: whether `value` has the program's numbers. While a step is traced, only shape and type are known.
     """
 
     value: Any
@@ -336,8 +336,8 @@ def kind_of(update: Update, records: int) -> tuple[Kind, list[Kind]]:
     """Return the kind of an update, and the kind of each variable of the metric.
 
     Args:
-        update: what the program's metric was called with.
-        records: how many records it was called with; of one, nothing can be said, and every metric is a sum.
+        update: the call of the program's metric.
+        records: number of records in the call. With one, kinds cannot be distinguished, and every metric is a sum.
     """
     if not any(argument.has_records for argument in update.arguments):
         return _of_numbers(update)
@@ -351,7 +351,7 @@ def kind_of(update: Update, records: int) -> tuple[Kind, list[Kind]]:
             later = _after(update, others, whole, everything)
             again = _after(update, arguments, later, everything)
             parts = [_after(update, arguments, first, rows) for rows in cuts]
-        except Exception:  # a metric need not take numbers that its program does not have
+        except Exception:  # a metric may refuse numbers that its program never passes
             continue
         for place in range(len(metric.variables)):
             added = whole[place] - first[place]
@@ -365,7 +365,7 @@ def kind_of(update: Update, records: int) -> tuple[Kind, list[Kind]]:
 
 
 def _of_numbers(update: Update) -> tuple[Kind, list[Kind]]:
-    """Return the same as `kind_of`, for an update with numbers of the batch alone, such as the loss.
+    """Return the kinds, as `kind_of` does, for an update with numbers of the whole batch only, such as the loss.
 
     A metric that counts its updates averages such numbers over the batches. If it does not count them, or if it also
     gets a weight, the number may well be a sum over records.
@@ -396,7 +396,7 @@ def _is_number(value: Any) -> bool:
 def _kind(is_sum: bool, is_mean: bool, variable: keras.Variable) -> Kind:
     if is_sum:
         return Kind.SUM
-    # An average of whole numbers cannot be kept in an integer.
+    # An integer variable cannot hold an average of integers.
     return Kind.MEAN if is_mean and keras.backend.is_float_dtype(variable.dtype) else Kind.WHOLE
 
 
@@ -406,8 +406,8 @@ def _near(expected: np.ndarray, state: float) -> Callable[[np.ndarray], bool]:
 
 
 def _trials(update: Update, records: int) -> Iterator[tuple[list[Argument], list[Argument]]]:
-    """Return pairs of arguments: those of the program, and others of their kind, since a model's first predictions may
-    be all alike."""
+    """Yield pairs of arguments, the program's as well as random ones, since a model's first predictions may all be
+    equal."""
     draw = np.random.default_rng(0)
     invented = [_invented(update.arguments, records, draw, has_classes) for has_classes in (True, False)]
     if all(argument.is_known for argument in update.arguments):
@@ -418,7 +418,7 @@ def _trials(update: Update, records: int) -> Iterator[tuple[list[Argument], list
 
 
 def _scaled(arguments: Sequence[Argument], draw: np.random.Generator) -> list[Argument]:
-    """Return the program's arguments with other numbers in place of its floats."""
+    """Return the program's arguments with changed floats, and with other types of numbers shuffled."""
 
     def scaled(value: np.ndarray) -> np.ndarray:
         if not np.issubdtype(value.dtype, np.floating):
@@ -431,7 +431,7 @@ def _scaled(arguments: Sequence[Argument], draw: np.random.Generator) -> list[Ar
 def _invented(
     arguments: Sequence[Argument], records: int, draw: np.random.Generator, has_classes: bool
 ) -> list[Argument]:
-    """Return random arguments of the same shapes and types: by convention labels, predictions, and weights."""
+    """Return random arguments of the same shapes and types. By convention they are labels, predictions, and weights."""
     of_records = [place for place, argument in enumerate(arguments) if argument.has_records]
     widths = [arguments[place].value.shape[-1] if arguments[place].value.ndim > 1 else 1 for place in of_records]
     classes = max([2, *widths])
@@ -478,7 +478,7 @@ def _is_known(leaf: Any) -> bool:
 
 
 def _known_numbers(leaf: Any) -> np.ndarray:
-    """Return the numbers of a tensor; of a traced one, as many, with 2 for lengths that are not known."""
+    """Return the numbers of a tensor. For a traced tensor, return ones of its shape, with 2 for unknown lengths."""
     if _is_known(leaf):
         return keras.ops.convert_to_numpy(leaf)
     return np.ones([2 if length is None else length for length in leaf.shape], leaf.dtype.as_numpy_dtype)

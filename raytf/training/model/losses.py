@@ -1,8 +1,8 @@
-"""How the loss of a batch follows from the losses of its shards.
+"""The relation between the loss of a batch and the losses of its shards.
 
-A step cuts its batch into logical shards and averages their losses, which gives Keras's value where a loss is a mean
-over records. Other losses are recognized when the model is built: sums over records, losses that are divided by a
-number from the data, and losses of the whole batch, such as Dice or a contrastive loss, of which the user is warned.
+A step cuts its batch into logical shards and averages their losses, which gives Keras's value if a loss is a mean over
+records. Other losses are recognized when the model is built: sums over records, losses that are divided by a number
+from the data, and losses of the whole batch, such as Dice or a contrastive loss. The user is warned of the last kind.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from raytf.inference.own_run import OwnScope, beginning
 from raytf.inference.user_model import takes_training
 from raytf.training.model.notes import notes_of
 
-#: Relative differences that rounding explains, of predictions of 32 bits and of 16.
+#: Relative differences that rounding explains, for predictions of 32 bits and of 16 bits.
 RELATIVE, _OF_HALF = 2e-3, 2e-2
 WARNING = (
-    "WARNING: the loss looks at the whole batch ({}), and each logical shard computes it of its own records alone, so "
+    "WARNING: the loss looks at the whole batch ({}), but each logical shard computes it from its own records only, so "
     "training differs from Keras's. --logical-shards 1 gives Keras's value."
 )
-#: With how many seeds a step that draws random numbers is tried.
+#: Number of seeds with which a step that draws random numbers is tried.
 _SEEDS = 4
-#: By how many standard deviations two averages must differ.
+#: Two averages differ if they are more than this many standard deviations apart.
 _DEVIATIONS = 5.0
 #: How much a sum over twice as many records may differ from twice the sum: layers may draw random numbers.
 _SLACK = 0.2
@@ -44,8 +44,8 @@ def check(model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, is_ow
     """Compare the loss of a batch with the losses of its parts, and note whether it is a sum over records.
 
     Args:
-        model: built; it stays as it is.
-        batch: (x, y, sample_weight) of a few records, tensors.
+        model: a built model, which is not changed.
+        batch: tensors (x, y, sample_weight) of a few records.
         predicted: the model's output.
         is_own: whether `compute_loss` is the program's own.
         adds: whether layers add losses.
@@ -64,13 +64,13 @@ def check(model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, is_ow
 
 
 def two_parts(records: int) -> tuple[tuple[slice, slice], tuple[float, float]]:
-    """Return the rows of two parts of some records, and the shares of these parts."""
+    """Return the rows of two parts of some records, and the share of each part."""
     cut = max(1, records // 3)
     return (slice(cut), slice(cut, None)), (cut / records, 1 - cut / records)
 
 
 def _differs(model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, may_sum: bool, records: int) -> str:
-    """Return the loss of the whole batch and what its parts make, as a text; empty if they are equal."""
+    """Return a text with the loss of the whole batch and the loss from its parts; empty if they are equal."""
     cuts, shares = two_parts(records)
     leaves = [np.asarray(leaf) for _, leaf in tree.flatten(predicted)]
     is_wide = all(leaf.dtype in (np.float32, np.float64) for leaf in leaves)
@@ -79,7 +79,7 @@ def _differs(model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, ma
         (whole, changed), again = (_value(model, (*batch, outputs), slice(None)) for _ in range(2))
         one, other = (_value(model, (*batch, outputs), rows)[0] for rows in cuts)
         numbers = [whole, one, other]
-        if changed or (whole, changed) != again or not np.isfinite(numbers).all():  # it draws random numbers, perhaps
+        if changed or (whole, changed) != again or not np.isfinite(numbers).all():  # it may draw random numbers
             continue
         allowed = (RELATIVE if is_wide else _OF_HALF) * max(map(abs, numbers)) + 1e-6
         average = shares[0] * one + shares[1] * other
@@ -92,7 +92,7 @@ def _differs(model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, ma
 
 
 def _trials(predicted: Any, leaves: Sequence[np.ndarray]) -> list[Any]:
-    """Return the predictions, and others: a model's first ones may be all alike."""
+    """Return the predictions, and changed ones, since a model's first predictions may all be equal."""
     draw = np.random.default_rng(0)
 
     def other(leaf: np.ndarray) -> np.ndarray:
@@ -102,8 +102,8 @@ def _trials(predicted: Any, leaves: Sequence[np.ndarray]) -> list[Any]:
 
 
 def _value(model: keras.Model, batch: tuple[Any, ...], rows: slice) -> tuple[float, bool]:
-    """Return the loss of some records of (x, y, sample_weight, predicted), without the part that depends on weights
-    alone, and whether computing it changed the model."""
+    """Return the loss of some rows of a batch (x, y, sample_weight, predicted), without the part that depends only on
+    weights. Also return whether computing it changed the model."""
     x, y, weight, predicted = tree.map_leaves(lambda leaf: leaf[rows], batch)
     variables = [(variable, variable.value) for variable in model.variables]
     with keras.StatelessScope(variables, collect_losses=True) as scope:
@@ -114,7 +114,7 @@ def _value(model: keras.Model, batch: tuple[Any, ...], rows: slice) -> tuple[flo
     pairs = [(v, value) for (v, _), value in zip(variables, before, strict=True) if id(v) not in ignored]
     changed = any(scope.get_current_value(v) is not value for v, value in pairs)
     total = float(np.sum(loss, dtype=np.float64))
-    if loss.ndim:  # of reduction=None, of which the mean is shown
+    if loss.ndim:  # with reduction=None, Keras shows the mean
         total /= loss.size
     return total - beside, changed
 
@@ -122,19 +122,19 @@ def _value(model: keras.Model, batch: tuple[Any, ...], rows: slice) -> tuple[flo
 # -- steps of the model's own ------------------------------------------------------------------------------------------
 #
 # The step is tried on a few records and on the same records twice, which changes neither a mean nor the statistics of
-# BatchNormalization, but adds negatives to a contrastive loss. Where a step is a function of its records alone, two
-# parts of them are tried as well.
+# BatchNormalization, but adds negatives to a contrastive loss. If a step is a function of its records alone, two parts
+# of the records are tried as well.
 
 
 def check_custom_step(model: keras.Model, batch: tuple[Any, Any, Any]) -> str:
-    """Compare what a model's own step returns as its loss for a batch, for its parts, and for the batch twice.
+    """Compare the losses that a model's own step returns for a batch, for its parts, and for the batch repeated.
 
     Args:
-        model: built; it stays as it is.
+        model: a built model, which is not changed.
         batch: (x, y, sample_weight) of a few records.
 
     Returns:
-        A warning; empty if nothing speaks against cutting the loss into shards.
+        A warning; empty if no difference was found that keeps the loss from being cut into shards.
     """
     leaves = [np.asarray(leaf) for _, leaf in tree.flatten(batch)]
     records = len(leaves[0])
@@ -186,7 +186,7 @@ class _Trial:
         self._run = tf.function(run, autograph=False, input_signature=[specs, seeds])
 
     def __call__(self, leaves: Sequence[np.ndarray]) -> list[float]:
-        """Return the step's loss for some records, with each seed."""
+        """Return the step's loss for some records, once for each seed."""
         draw = np.random.default_rng(0)
         drawn = [draw.integers(0, 2**31 - 1, self._shape).astype(np.int32) for _ in range(_SEEDS)]
         return [float(self._run([tf.constant(leaf) for leaf in leaves], seeds)) for seeds in drawn]
@@ -203,8 +203,8 @@ class _Added(NamedTuple):
     """The losses that a call of the model added, one entry for each tensor.
 
     Attributes:
-        sums: the sum of its numbers.
-        has_rows: whether it has a row for each record.
+        sums: the sum of a tensor's numbers.
+        has_rows: whether a tensor has a row for each record.
         changed: whether the call changed a variable of the model, such as the state of a random generator.
     """
 
@@ -218,10 +218,10 @@ def added_divided(model: keras.Model, training: bool | None, records: int | None
     """Divide the sums over records that layers add while the `with` statement lasts.
 
     Args:
-        model: is called.
-        training: as it is called; None for a step of its own, which calls it as it likes.
-        records: number of records in the shard; None where the graph does not know it.
-        part: this shard's share in the step.
+        model: the model that is called.
+        training: the argument of the call; None for the model's own step, which may call the model either way.
+        records: number of records in the shard; None if the graph does not know it.
+        part: this shard's share of the step.
     """
     known, count = notes_of(model).added.get(training) if training is not None else None, 0
 
@@ -255,7 +255,7 @@ def _note_added(model: keras.Model, x: Any) -> bool:
     """Find out which of the added losses are sums over records, and store it in the model.
 
     Returns:
-        Whether the sums and means of two parts of these records make those of the whole.
+        False if the losses of two parts of the records do not combine to the losses of all records.
     """
     leaves = [np.asarray(leaf) for _, leaf in tree.flatten(x)]
     records, calm = len(leaves[0]), _measured(model, x, False)
@@ -277,7 +277,7 @@ def _note_added(model: keras.Model, x: Any) -> bool:
 
 
 def _draws(model: keras.Model, x: Any) -> bool:
-    """Return whether a call of the model draws random numbers, perhaps always the same ones for a number of records."""
+    """Return whether a call of the model draws random numbers, even if they depend only on the number of records."""
 
     def call() -> Any:
         with keras.StatelessScope(collect_losses=True) as scope:
@@ -289,7 +289,7 @@ def _draws(model: keras.Model, x: Any) -> bool:
 
 
 def _kinds(once: _Added, twice: _Added) -> tuple[bool, ...]:
-    """Return which losses are sums over records, from those of a batch and of the batch with each record twice."""
+    """Return which losses are sums over records, given the losses of a batch and of the batch repeated."""
     kinds = []
     for one, two, has_rows in zip(once.sums, twice.sums, once.has_rows, strict=True):
         is_sum = abs(two - 2 * one) <= _SLACK * abs(one)
@@ -299,7 +299,7 @@ def _kinds(once: _Added, twice: _Added) -> tuple[bool, ...]:
 
 
 def _measured(model: keras.Model, x: Any, training: bool) -> _Added:
-    """Return what a call of the model adds to the loss; the model stays as it is."""
+    """Return the losses that a call of the model adds, without changing the model."""
     values = [(variable, variable.value) for variable in model.variables]
     with keras.StatelessScope(values, collect_losses=True) as scope, added() as losses:
         before = [scope.get_current_value(variable) for variable, _ in values]
@@ -316,18 +316,18 @@ def _with(x: Any, leaves: Sequence[np.ndarray]) -> Any:
 
 # -- losses that are divided by data -----------------------------------------------------------------------------------
 #
-# Masked losses and those with reduction="mean_with_sample_weight" are sums over the batch, divided by a number that
-# depends on the whole batch: how many of its entries count, or the sum of their weights. Each step first adds up the
-# divisors of all shards, and multiplies each shard's loss by a factor with which the mean over shards equals the loss
-# of the batch.
+# Masked losses and losses with reduction="mean_with_sample_weight" are sums over the batch, divided by a number that
+# depends on the whole batch: the number of entries that count, or the sum of their weights. Each step first adds up the
+# divisors of all shards. It then multiplies each shard's loss by a factor that makes the mean over shards equal the
+# loss of the batch.
 
 
 @contextlib.contextmanager
 def measured_divisors(model: keras.Model) -> Iterator[list[tf.Tensor | None]]:
     """Record the divisors of the compiled losses that are called in this context, in their order.
 
-    Returns:
-        A list that is filled with them; None for a loss whose divisor does not come from the data.
+    Yields:
+        A list that collects the divisors, with None for a loss whose divisor does not come from the data.
     """
     divisors: list[tf.Tensor | None] = []
 
@@ -345,7 +345,7 @@ def scaled(model: keras.Model, divided: Sequence[int], factors: tf.Tensor) -> It
 
     Args:
         divided: indices of these losses.
-        factors: [n] one for each of them.
+        factors: one factor for each of these losses, [n].
     """
     calls: list[_Call | None] = [None] * count(model)
     for i, place in enumerate(divided):
@@ -356,10 +356,10 @@ def scaled(model: keras.Model, divided: Sequence[int], factors: tf.Tensor) -> It
 
 @contextlib.contextmanager
 def divided_by(model: keras.Model, part: tf.Tensor) -> Iterator[list[Any]]:
-    """Have the compiled losses be divided by a number.
+    """Divide the compiled losses by a number in this context.
 
-    Returns:
-        The losses that have been called: a `compute_loss` of the model's own need not call any.
+    Yields:
+        A list that collects the losses that are called: the model's own `compute_loss` may call none.
     """
     called: list[Any] = []
 
@@ -373,18 +373,18 @@ def divided_by(model: keras.Model, part: tf.Tensor) -> Iterator[list[Any]]:
 
 
 def note_divisors(model: keras.Model, divisors: list[tf.Tensor | None]) -> None:
-    """Note which losses `measured_divisors` found to be divided by data, for the steps that are made later."""
+    """Note which losses `measured_divisors` found to be divided by data, for steps that are built later."""
     divided = tuple(i for i, divisor in enumerate(divisors) if divisor is not None)
     notes_of(model).divided = divided if len(divisors) == count(model) else ()
 
 
 def factors(own: tf.Tensor, all_of_them: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Return [L, n] the factors by which the shards' losses are multiplied.
+    """Return the factors by which the shards' losses are multiplied, [L, n].
 
     Args:
-        own: [L, n] divisors of these shards.
-        all_of_them: [n] divisors summed over all shards.
-        weights: [L] or a scalar, the weight of each shard in the mean over shards.
+        own: divisors of these shards, [L, n].
+        all_of_them: divisors summed over all shards, [n].
+        weights: the weight of each shard in the mean over shards, [L] or a scalar.
     """
     weights = tf.reshape(tf.cast(weights, own.dtype), [-1, 1])
     return tf.math.divide_no_nan(tf.math.divide_no_nan(own, all_of_them[None]), weights)
@@ -423,13 +423,13 @@ def _times(factor: tf.Tensor) -> _Call:
 
 
 def count(model: keras.Model) -> int:
-    """Number of compiled losses, once Keras has built its list of them."""
+    """Return the number of compiled losses, once Keras has built its list of them."""
     return len(_keras.losses_of(_keras.compiled_loss(model)))
 
 
 @contextlib.contextmanager
 def _replaced(model: keras.Model, calls: Sequence[_Call | None]) -> Iterator[None]:
-    """Replace the compiled losses by these calls in this context; None leaves a loss unchanged."""
+    """Replace the compiled losses with these calls in this context; None leaves a loss unchanged."""
     compiled = _keras.compiled_loss(model)
     if not calls or compiled is None:
         yield

@@ -1,4 +1,4 @@
-"""Build the user's model, refuse one that cannot be trained, and describe it so that a resumed run can be compared."""
+"""Builds and checks the user's model, and describes it so that a resumed run can be compared with it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from raytf.runs.program_output import ProgramOutput
 from raytf.training.model import batch_metrics, losses
 from raytf.training.model.notes import notes_of
 
-#: Records of the sample that a model is built with, at most.
+#: The most records in the sample that a model is built with.
 SAMPLE = 8
-_NOTHING_TO_TRAIN = "the model has no trainable weights, so its training changes none, as in Keras."
+_NOTHING_TO_TRAIN = "the model has no trainable weights, so training changes no weights, as in Keras."
 _TRACED = (
-    "the model is compiled with run_eagerly=True. Workers trace its step all the same: its Python code runs once, and "
-    "prints and breakpoints in it do not follow each batch. Use tf.print, or plain Keras to find a mistake."
+    "the model is compiled with run_eagerly=True, but workers trace its step: its Python code runs only once, so prints"
+    " and breakpoints in it are not reached with each batch. Use tf.print, or debug with plain Keras."
 )
 
 
@@ -48,22 +48,22 @@ def build(
     own: Precision = precision.DEFAULT,
     records: tuple[int, int] = (2, 2),
 ) -> keras.Model:
-    """Call the user's function and give every variable of model, metrics and optimizer its shape.
+    """Call the user's model function, and build all variables of the model, its metrics and its optimizer.
 
     Args:
         factory: returns a compiled model.
         sample: (x, y, sample_weight) of a few records.
         sources: sources whose labels must fit the model.
-        compute: has the setting of mixed precision.
-        seed: for initial weights.
-        say: called with what the function prints and warns of, and with the dtype policy if the job has set one.
-        own: what the job has set in Keras, which may differ from the settings in this process.
-        records: how many there are in a full shard, and in a full batch, for a `train_step` that counts on it.
+        compute: the compute settings, which include mixed precision.
+        seed: seed of the initial weights.
+        say: called with the function's output and warnings, and with the dtype policy if the job has set one.
+        own: the precision that the job has set in Keras, which may differ from the settings of this process.
+        records: number of records in a full shard, and in a full batch, for a `train_step` that depends on them.
 
     Raises:
-        ConfigError: the flag contradicts what the job has set.
-        ModelError, DataError, JobError: what is wrong, and how to fix it.
-        WholeBatchError: the model's own step takes a batch, and no shard of it.
+        ConfigError: --mixed-precision contradicts the job's own setting.
+        ModelError, DataError, JobError: the model, the data or the job's code is wrong; the message names the fix.
+        WholeBatchError: the model's own step accepts a whole batch, but no shard of it.
     """
     keras.utils.set_random_seed(seed)
     set_precision(precision.choose(compute.mixed_precision, own))
@@ -85,7 +85,7 @@ def build(
         model.reset_metrics()
     else:
         _build_with_losses(model, sample, sources, compute, say, records)
-    if not model.optimizer.built:  # as in a second `fit`: a LossScaleOptimizer would make its variables again
+    if not model.optimizer.built:  # in a second `fit`, a built LossScaleOptimizer would create its variables again
         model.optimizer.build(model.trainable_variables)
     return model
 
@@ -98,7 +98,7 @@ def _build_with_losses(
     say: Callable[[str | ProgramOutput], None],
     records: tuple[int, int],
 ) -> None:
-    """Make the variables of a model that trains with Keras's own step, and note how its losses and metrics are made."""
+    """Build the variables of a model that trains with Keras's own step, and note how to treat losses and metrics."""
     x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
     try:
         with losses.added() as adds:
@@ -106,8 +106,8 @@ def _build_with_losses(
     except Exception as error:
         shapes = ", ".join(f"{path or 'x'} {leaf.shape[1:]} {leaf.dtype}" for path, leaf in tree.flatten(sample[0]))
         raise DataError(
-            f"the model does not take the data. One record is {shapes}; the model's input is {_inputs(model)}. "
-            f"Keras says: {one_line(error, 300)}"
+            f"the model does not accept the data. One record is {shapes}; the model's input is {_inputs(model)}. "
+            f"Keras reported: {one_line(error, 300)}"
         ) from error
     _check_policies(model, compute, say)
     if not _has_own_loss(model) and not _adds_loss(model, x):
@@ -126,9 +126,9 @@ def _build_with_losses(
         model.compute_metrics(x, y, predicted, weight)
     except Exception as error:
         raise DataError(
-            "loss or metrics do not take the labels: labels are "
+            "the loss or a metric does not accept the labels: labels are "
             f"{_shapes(sample[1])}, predictions {_shapes(tree.map_leaves(np.asarray, predicted))}. "
-            f"Keras says: {one_line(error, 300)}"
+            f"Keras reported: {one_line(error, 300)}"
         ) from error
     model.reset_metrics()
     if not model.trainable_variables:
@@ -138,10 +138,10 @@ def _build_with_losses(
 
 
 def _predictions(model: keras.Model, x: Any) -> Any:
-    """Return a model's predictions for a batch, after which it is built and its layers' state is unchanged."""
+    """Return a model's predictions for a batch. This builds the model, and leaves its layers' state unchanged."""
     arguments = {"training": False} if takes_training(model) else {}
     if not all(layer.built for layer in _keras.layers_within(model)):
-        with contextlib.suppress(Exception):  # the call below raises it again, with real numbers
+        with contextlib.suppress(Exception):  # the call below raises the error again, with real data
             keras.backend.compute_output_spec(model, x, **arguments)
     with variables.unchanged(model.non_trainable_variables):
         return model(x, **arguments)
@@ -150,12 +150,12 @@ def _predictions(model: keras.Model, x: Any) -> Any:
 def _note_loss(
     model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, adds: bool, records: tuple[int, int]
 ) -> None:
-    """Note in the model how the loss of a batch follows from those of its shards, and warn where it does not."""
-    if overrides_loss(model) and sums_over_batch(model):  # its value does not tell which parts of it are sums
+    """Note in the model how the loss of a batch follows from its shards' losses, or a warning that it does not."""
+    if overrides_loss(model) and sums_over_batch(model):  # its value does not show which parts of it are sums
         return
     try:
         warning = losses.check(model, batch, predicted, overrides_loss(model), adds)
-    except Exception:  # a model or a loss need not take another number of records, and then nothing can be compared
+    except Exception:  # a model or loss may refuse another number of records, and then nothing can be compared
         return
     if warning and records[0] < records[1]:
         notes_of(model).remarks.append(warning)
@@ -164,7 +164,7 @@ def _note_loss(
 def _note_metrics(
     model: keras.Model, batch: tuple[Any, Any, Any], predicted: Any, sources: list[Source], size: int
 ) -> None:
-    """Note in the model how its metrics follow from those of the shards."""
+    """Note in the model how its metrics follow from the shards' metrics."""
     if not batch_metrics.own_metrics(model):
         return
     x, y, weight = batch
@@ -210,13 +210,13 @@ def compute_loss(model: keras.Model, x: Any, y: Any, predicted: Any, sample_weig
 
 
 def check_added(model: keras.Model, collected: list[Any]) -> None:
-    """Refuse a tensor that two layers add to the loss: a stateless scope counts each copy of it for both of them.
+    """Refuse a tensor that two layers add to the loss, since a stateless scope counts each copy for both layers.
 
     Args:
         collected: the losses of the scope in which the model was called.
 
     Raises:
-        ModelError: there is one.
+        ModelError: two layers add the same tensor.
     """
     if not collected:
         return
@@ -224,7 +224,7 @@ def check_added(model: keras.Model, collected: list[Any]) -> None:
     if sum(id(loss) in added for loss in model.losses) > len(collected):
         raise ModelError(
             "two layers add the same tensor to the loss, as self.add_loss(self.inner.losses) does. The model's loss "
-            "has what inner layers add without that: leave it out, or add 1.0 * loss, which is another tensor."
+            "already includes what inner layers add: remove the call, or add 1.0 * loss, which is another tensor."
         )
 
 
@@ -256,7 +256,7 @@ def _check_labels(model: keras.Model, source: Source) -> None:
 
 
 def sparse_classes(model: keras.Model) -> int | None:
-    """Number of classes, if the only loss is sparse categorical crossentropy.
+    """Return the number of classes, if the only loss is sparse categorical crossentropy.
 
     Returns:
         None for any other loss, or if the number is not known.
@@ -273,7 +273,7 @@ def sums_over_batch(model: keras.Model) -> bool:
     """Return whether the compiled losses are sums, not means, over the batch.
 
     Raises:
-        ModelError: some are and some are not.
+        ModelError: some losses are sums and some are means.
     """
     kinds = {
         getattr(loss, "reduction", "sum_over_batch_size") == "sum"
@@ -286,9 +286,9 @@ def sums_over_batch(model: keras.Model) -> bool:
 
 
 def logs(model: keras.Model) -> dict[str, Any]:
-    """Return what Keras would show now: loss and metrics, or what the model's own `train_step` returned.
+    """Return the logs that Keras would show now: loss and metrics, or the logs of the model's own `train_step`.
 
-    As in Keras, the latter counts where it has other names than the model's metrics.
+    As in Keras, the logs of `train_step` are shown if their names differ from those of the model's metrics.
     """
     own = own_run.last_logs(model)
     if own is None or shows_metrics(model, own[0]):
@@ -297,17 +297,17 @@ def logs(model: keras.Model) -> dict[str, Any]:
 
 
 def numbers(model: keras.Model) -> dict[str, float]:
-    """Return the numbers of `logs`; those of a vector by the names `NAME_0`, `NAME_1` and so on."""
+    """Return the numbers of `logs`, with a vector's numbers under the names `NAME_0`, `NAME_1` and so on."""
     return flat(logs(model))
 
 
 def shows_metrics(model: keras.Model, names: Sequence[str]) -> bool:
-    """Return whether Keras shows the model's metrics, and not the numbers that a step returns by these names."""
+    """Return whether Keras shows the model's metrics instead of the numbers that a step returns under these names."""
     return set(names) == set(model.get_metrics_result())
 
 
 def results(model: keras.Model) -> dict[str, Any]:
-    """Return current loss and metrics, sorted by name as in Keras; a vector, such as that of F1Score, as a list."""
+    """Return current loss and metrics, sorted by name as in Keras. A vector, such as F1Score's, becomes a list."""
     return {
         name: np.asarray(value, np.float64).tolist() for name, value in sorted(batch_metrics.results(model).items())
     }
@@ -334,7 +334,7 @@ def config_text(model: keras.Model) -> str:
     """Return the model's configuration without the names that Keras generates; empty if it has none."""
     try:
         return _json(canonical_text.canonical(json.loads(_json(keras.saving.serialize_keras_object(model))), False))
-    except Exception:  # a layer's own get_config may raise whatever it likes
+    except Exception:  # a layer's own get_config may raise anything
         return ""
 
 
@@ -368,7 +368,7 @@ def _compiled(compiled: Any, key: str) -> list[str]:
     for _, metric in tree.flatten(metrics):
         try:
             names.append(_loss_name(metric))
-        except Exception:  # a metric's own get_config may raise whatever it likes
+        except Exception:  # a metric's own get_config may raise anything
             names.append(type(metric).__name__)
     return names
 
@@ -393,18 +393,18 @@ def _shapes(part: Any) -> str:
 def _build_with_custom_step(
     model: keras.Model, sample: tuple[Any, Any, Any], records: tuple[int, int], is_evaluated: bool
 ) -> None:
-    """Make the variables of a model with a step of its own.
+    """Build the variables of a model that has its own step.
 
     Args:
-        model: compiled.
+        model: a compiled model.
         sample: (x, y, sample_weight) of a few records.
-        records: how many there are in a full shard, and in a full batch.
-        is_evaluated: whether there is other data than that for training.
+        records: number of records in a full shard, and in a full batch.
+        is_evaluated: whether there is validation or test data.
 
     Raises:
         ModelError: the model cannot be evaluated.
-        WholeBatchError: its step takes a batch, and no shard of it.
-        JobError: its step raised something.
+        WholeBatchError: its step accepts a whole batch, but no shard of it.
+        JobError: its step raised an error.
     """
     if is_evaluated and not overrides_test(model) and type(model).call is keras.Model.call:
         raise ModelError(
@@ -416,12 +416,13 @@ def _build_with_custom_step(
     except JobError as error:
         if _takes(model, _batch(sample, records[1])):
             raise WholeBatchError(
-                f"{error} It ran with {records[0]} records, a logical shard, and takes whole batches of {records[1]}. "
-                "Have it ask for the size of its batch (keras.ops.shape(x)[0]), or use --logical-shards 1 --workers 1."
+                f"{error} It failed with the {records[0]} records of a logical shard, but accepts a whole batch of "
+                f"{records[1]}. Read the batch size from the data (keras.ops.shape(x)[0]), or use --logical-shards 1 "
+                "--workers 1."
             ) from error
         raise
     if records[0] < records[1]:
-        with contextlib.suppress(Exception):  # a step need not take another number of records: nothing can be compared
+        with contextlib.suppress(Exception):  # a step may refuse another number of records: nothing can be compared
             warning = losses.check_custom_step(model, sample)
             if warning:
                 notes_of(model).remarks.append(warning)
@@ -433,7 +434,7 @@ def _check_stateless(model: keras.Model) -> None:
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise ModelError(
                 f"{layer.name} is a stateful RNN (stateful=True), which keeps a state for each record of a batch from "
-                "one step to the next. raytf does not support that, as it divides batches over workers. Leave out "
+                "one step to the next. raytf does not support that, because it divides batches among workers. Remove "
                 "stateful=True, or train this model with plain Keras."
             )
 
@@ -453,12 +454,12 @@ def _takes(model: keras.Model, batch: tuple[Any, Any, Any]) -> bool:
 
 
 def _check_rows(model: keras.Model, source: Source) -> None:
-    """Refuse batches whose parts have different numbers of rows where Keras's own step reads them."""
+    """Refuse batches whose parts differ in their number of rows, if Keras's own step reads them."""
     if not tree.has_rows(source.spec) or overrides_step(model) or overrides_test(model):
         return
     listed = ", ".join(f"{path} {spec.shape[0]}" for path, spec in tree.flatten(source.spec))
     raise DataError(
-        f"{source.name} data: the parts of a batch differ in their number of records: {listed} to each other. Expected "
-        "a batch with a row for each record, dataset.batch(32) makes one of records, or a model with a train_step that "
-        "takes such parts."
+        f"{source.name} data: the parts of a batch differ in their number of rows, in the ratio {listed}. Expected one "
+        "row per record in each part, as dataset.batch(32) makes them, or a model with a train_step that accepts such "
+        "parts."
     )

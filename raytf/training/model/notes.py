@@ -1,4 +1,4 @@
-"""Notes in a model: what is found out when it is built and traced, and its steps need to know."""
+"""Notes in a model: facts that are found when it is built and traced, and that its training steps need."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NOTES = "_raytf_notes"
 
 @dataclass
 class MetricKinds:
-    """The kinds of a model's metrics; without an entry, a metric is a sum over records.
+    """The kinds of a model's metrics. A metric without an entry is a sum over records.
 
     Attributes:
         means: ids of variables to which each shard adds its share of the batch's average.
         whole: metrics that need the whole batch.
-        left_out: metrics that need it and do not get it; they are not in the logs.
+        left_out: metrics that need the whole batch but cannot get it; they are not in the logs.
     """
 
     means: set[int] = field(default_factory=set)
@@ -26,11 +26,11 @@ class MetricKinds:
 
 @dataclass
 class ModelNotes:
-    """What is known about a model.
+    """Facts about a model.
 
     Attributes:
         is_sum: whether the loss is a sum over records.
-        added: which of the losses that layers add are sums over records, in calls with `training` of this value.
+        added: for each value of `training` in a call, which of the losses that layers add are sums over records.
         divided: indices of the compiled losses that are divided by data.
         metrics: the kinds of the metrics.
         remarks: lines that the user should read before training starts.

@@ -1,8 +1,8 @@
 """Variables of the program that the training step reads, and that belong to neither the model nor its optimizer.
 
-Examples are the weight of a loss that a callback anneals, or a temperature. The graph of the traced step captures them,
-and that is where they are found, whatever object of the program holds them. They are part of a run's state: ranks get
-what callbacks assign to them, checkpoints have them, and in the end the program's own variables get their values.
+Examples are the weight of a loss that a callback anneals, or a temperature. They are found in the graph of the traced
+step, which captures them whatever object of the program holds them. They are part of a run's state: all ranks receive
+the values that callbacks assign, checkpoints hold them, and after the run the program's own variables get them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProgramVariable:
         value: TensorFlow's variable.
 
     Attributes:
-        shape, dtype: as those of a `keras.Variable`.
+        shape, dtype: as in a `keras.Variable`.
         name, path: a name that does not depend on the process.
     """
 
@@ -49,11 +49,11 @@ class ProgramVariable:
 
 
 def find(traced: Any, known: Iterable[keras.Variable]) -> list[ProgramVariable]:
-    """Return the variables that a traced function reads, without known ones, in the order in which it captured them.
+    """Return the variables that a traced function reads, except known ones, in the order in which it captured them.
 
     Args:
         traced: a concrete function.
-        known: the variables of model and optimizer.
+        known: the variables of the model and its optimizer.
 
     Raises:
         ModelError: the function writes a variable of the program.
@@ -72,10 +72,10 @@ def check_unchanged(changed: Iterable[keras.Variable], known: Iterable[keras.Var
 
     Args:
         changed: the variables that a shard of the step has changed.
-        known: the variables that belong to the model, its metrics and its generators of random numbers.
+        known: the variables of the model, its metrics and its random generators.
 
     Raises:
-        ModelError: a variable that was changed is not among the known ones.
+        ModelError: a changed variable is not a known one.
     """
     own = {id(variable) for variable in known}
     for variable in changed:
@@ -102,7 +102,7 @@ def give_back(run: Storage, code: Parcel[Any]) -> None:
     """Give the program's variables the values that they had at the end of a run.
 
     Args:
-        run: its folder.
+        run: the run's folder.
         code: the program's part of the run.
     """
     data = run.get_or_none(STATE_FILE)
@@ -126,7 +126,7 @@ def _program_s(code: Parcel[Any]) -> dict[str, Any]:
     return by_key
 
 
-#: Packages whose variables are their own.
+#: Packages whose variables do not belong to the program.
 _LIBRARIES = ("keras", "ray", "raytf", "tensorflow")
 
 

@@ -1,1 +1,1 @@
-"""A worker process: its settings, heartbeat, reports to the driver, GPUs, and processes that wait for work."""
+"""A worker process: its settings, heartbeat, reports and GPUs, and the warm processes that wait for work."""

@@ -11,7 +11,7 @@ from raytf.distributed.gpu import health, visibility
 from raytf.distributed.gpu.faults import FaultFacts, FaultOwner, StepLoad, advise, sort
 from raytf.errors import GpuError, JobError, RaytfError, UnsupportedError, WorkerLostError, one_line
 
-#: Rows and columns: large enough that the library uses its regular kernels, and still only some milliseconds.
+#: Rows and columns of a matrix: large enough for the library's regular kernels, and multiplied in a few milliseconds.
 _SIZE = 1024
 #: Characters of TensorFlow's text in a message for the user.
 _TEXT = 400
@@ -52,7 +52,7 @@ def check_product(devices: Sequence[str] | None = None, multiply: Callable[[str]
         multiply: returns the product of the factors on a device; by default computed by TensorFlow.
 
     Raises:
-        GpuError: a device has a wrong result; names node and device.
+        GpuError: a device computes a wrong result; the message names the node and the device.
     """
     if devices is None:
         import tensorflow as tf
@@ -79,7 +79,7 @@ def _multiply(device: str) -> np.ndarray:
 def explain(
     error: BaseException, trace: str, load: Callable[[], StepLoad], read_facts: Callable[[], FaultFacts] | None = None
 ) -> RaytfError | None:
-    """Choose what to raise instead of a TensorFlow error that is about a GPU.
+    """Return the error to raise instead of a TensorFlow error about a GPU.
 
     Args:
         error: the error that TensorFlow raised.
@@ -88,7 +88,7 @@ def explain(
         read_facts: returns what is known about this process's GPU; called only if needed.
 
     Returns:
-        None for an error that is not about a GPU.
+        The error; None if the TensorFlow error is not about a GPU.
     """
     text = str(error)
     if sort(text, FaultFacts()) is None:  # not about a GPU
@@ -96,12 +96,12 @@ def explain(
     known = (read_facts or _facts)()
     whose = sort(text, known)
     address, node = visibility.here()
-    if known.is_told:  # the coordinator learns of an error on some worker's GPU, but not on which
+    if known.is_told:  # the coordinator learns that some worker's GPU failed, but not which one
         address, node = "of a worker", ""
     message = f"{type(error).__name__}: {one_line(text, _TEXT)}"
     match whose:
         case FaultOwner.REFUSED:
-            return UnsupportedError(f"TensorFlow refuses what this run asks of its devices: {message}")
+            return UnsupportedError(f"TensorFlow does not support this run on its devices: {message}")
         case FaultOwner.MEMORY:
             return JobError(advise(text, load()), trace)
         case FaultOwner.CODE:

@@ -1,4 +1,4 @@
-"""A rank's heartbeat: once a second a thread reports to the driver what the rank is doing and how far it is."""
+"""A rank's heartbeat: once a second, a thread reports the rank's activity and progress to the driver."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:  # it loads TensorFlow
     from raytf.distributed.group import Group
 
 BEAT_SECONDS = 1.0
-#: Signal on which a process writes its Python stacks, for nodes where py-spy may not inspect it. A late real-time
-#: signal, which nothing else uses.
+#: Signal on which a process writes its Python stacks, for nodes where py-spy may not inspect it. It is one of the
+#: highest real-time signals, which nothing else uses.
 STACKS_SIGNAL = signal.SIGRTMAX - 2
-#: Number of latest calls whose median gives the usual duration of a step.
+#: Number of recent calls whose median is the usual duration of a step.
 _CALLS = 21
 #: Bytes above which a sum over the ranks counts as a transfer, whose duration depends on its size.
 _LARGE = 1 << 20
-#: Least seconds between two measurements of a single shard.
+#: Minimum seconds between two measurements of a single shard.
 _PROBE_SECONDS = 30.0
-#: The time between two measurements is also at least this many times the duration of one, so that they cost little.
+#: The time between two measurements is also at least this many times the cost of one, so that training hardly slows.
 _PROBE_SHARE = 400
 
 
@@ -43,7 +43,7 @@ class Heartbeat:
 
     Args:
         monitor: the driver's monitor.
-        rank, world_size: of this worker.
+        rank, world_size: this worker's rank, and the number of workers.
     """
 
     def __init__(self, monitor: MonitorClient, rank: int, world_size: int):
@@ -51,12 +51,12 @@ class Heartbeat:
         self._monitor, self._rank, self._world_size = monitor, rank, world_size
         self._node, self._address = context.get_node_id(), ray.util.get_node_ip_address()
         self._group = monitor.group()
-        # A file without a name: it disappears with the process, and other processes of this user find it in /proc.
+        # A nameless file disappears with the process, and other processes of this user find it in /proc.
         self._stacks = os.memfd_create("raytf-stacks")
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
         #: What the rank is doing outside of any `doing`, and what it is doing now.
         self._base = self._activity = Activity.START
-        #: When there was progress last.
+        #: Time of the last progress.
         self._since = time.monotonic()
         self._step, self._shards, self._call_steps = 0, 1, 1
         #: When the last call ended.
@@ -90,11 +90,11 @@ class Heartbeat:
 
     @property
     def step(self) -> int | None:
-        """Number of global steps done; None before training begins."""
+        """Return the number of global steps done; None before training begins."""
         return None if self._base is Activity.START else self._step
 
     def also(self, function: Callable[[], None]) -> None:
-        """Call a function with each heartbeat, in place of an earlier one; it must not wait."""
+        """Call a function with each heartbeat, instead of the function set before; it must not wait."""
         self._also = [function]
 
     @contextlib.contextmanager
@@ -115,9 +115,9 @@ class Heartbeat:
             self._activity, self._since = before, now
 
     def settle(self, activity: Activity, step: int) -> None:
-        """Set what the rank is doing outside of any `doing`, and the number of global steps done, and send it at once.
+        """Set the rank's activity outside of any `doing`, and the number of global steps done; send both at once.
 
-        A driver that stops must not believe that a training rank is still starting: nobody would save.
+        Otherwise a stopping driver could think that a training rank is still starting, and no rank would save.
         """
         self._base = self._activity = activity
         self._step = step
@@ -168,7 +168,7 @@ class Heartbeat:
         )
 
     def _tell(self, error: Exception) -> None:
-        self._monitor.say(f"rank {self._rank}: a heartbeat failed, and the next ones are sent: {brief(error)}")
+        self._monitor.say(f"rank {self._rank}: a heartbeat failed; more will follow: {brief(error)}")
 
     def _send(self) -> None:
         with self._order:
@@ -203,13 +203,13 @@ def keep_calling(
     tell: Callable[[Exception], None],
     seconds: float,
 ) -> None:
-    """Call functions again and again, until `stop` is set. One that raises ends neither its own calls nor the others'.
+    """Call functions repeatedly until `stop` is set. A function that raises is called again in the next round.
 
     Args:
-        functions: returns those to call.
-        is_over: whether Ray has shut down, and this process with it: asked after an error, which ends the calls then.
+        functions: returns the functions to call.
+        is_over: returns whether Ray has shut down. After an error, this is checked and ends the calls.
         tell: called with the first error.
-        seconds: between two rounds.
+        seconds: pause between two rounds.
     """
     has_reported = False
     while not stop.is_set():
@@ -231,7 +231,7 @@ class WatchedGroup:
 
     Args:
         group: the strategy's group.
-        heartbeat: of this rank.
+        heartbeat: this rank's heartbeat.
     """
 
     def __init__(self, group: Group, heartbeat: Heartbeat):
@@ -252,7 +252,7 @@ class WatchedGroup:
 
     @property
     def loss(self) -> str:
-        """Return why the last sum failed, where the ranks can meet again; empty otherwise."""
+        """Return why the last sum failed, if the ranks can meet again; empty otherwise."""
         return getattr(self._group, "loss", "")
 
     def sum(self, values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Data classes of heartbeats: what a rank sends once a second, what the driver sees, and what it finds about a hang."""
+"""Data classes for heartbeats, which a rank sends once a second, and for hangs that the driver finds in them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Activity(enum.StrEnum):
     DONE = "done"  # has left the training function
 
 
-#: The activities that make up a step, whose usual duration is therefore known. The others have a longer limit.
+#: The activities that make up a step, so their usual duration is known. Other activities have a longer timeout.
 USUAL = frozenset({Activity.INPUT, Activity.STEP, Activity.COLLECTIVE})
 
 
@@ -44,7 +44,7 @@ class HeartbeatState:
         call_steps: steps per call.
         stacks: file descriptor to which the process writes its Python stacks on `STACKS_SIGNAL`; -1 for none.
         shards: number of logical shards that the rank computes.
-        probes, probe_seconds: how often the rank has computed a single shard alone, and the total time of that.
+        probes, probe_seconds: how often the rank has computed a single shard alone, and the total duration.
         input_seconds: total time that the rank has waited for its records.
     """
 

@@ -1,7 +1,7 @@
 """Client of the driver's monitor for all processes of a run: its workers, Ray Train's controller, and the driver.
 
-Methods that only send something never wait. Methods that ask wait for the answer, or return a `Question` whose answer
-is fetched later.
+Methods that only send something never wait. Other methods wait for the answer, or return a `Question` whose answer is
+fetched later.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ VoidRows = list[tuple[int, list[str]]]
 
 
 class Question(Generic[Answer]):
-    """A question to the monitor, which may have been answered by now."""
+    """A request to the monitor, whose answer may still be pending."""
 
     def __init__(self, reference: Any):
         self._reference = reference
 
     def is_answered(self) -> bool:
-        """Return whether the answer has arrived; never wait."""
+        """Return whether the answer has arrived, without waiting."""
         return bool(ray.wait([self._reference], timeout=0)[0])
 
     def answer(self, seconds: float | None = None) -> Answer:
@@ -40,7 +40,7 @@ class Question(Generic[Answer]):
             seconds: timeout; None for no timeout.
 
         Raises:
-            RayError: no answer arrived in that time, or the driver has ended.
+            RayError: no answer arrived in time, or the driver has exited.
         """
         return cast(Answer, ray.get(self._reference, timeout=seconds))
 
@@ -48,14 +48,14 @@ class Question(Generic[Answer]):
 class MonitorClient:
     """Client of the monitor; can be sent to other processes.
 
-    A method that waits and takes `seconds` raises RayError after that many seconds.
+    A method that waits and has an argument `seconds` raises RayError after that many seconds.
 
     Args:
         handle: handle of the actor, which lives as long as the driver; None in a driver that has not started it yet.
     """
 
     def __init__(self, handle: ActorHandle | None):
-        self.handle: Any = handle  # Ray makes its methods when it runs
+        self.handle: Any = handle  # Ray adds its methods at run time
 
     # -- messages and events -------------------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class MonitorClient:
         self.handle.event.remote(event.kind, event.fields())
 
     def event(self, kind: str, fields: dict[str, Any]) -> None:
-        """Record an event, as `book` does, from a worker: by the kind and the fields of the event's row."""
+        """Record an event from a worker, as `book` does, but given as the kind and the fields of its row."""
         self.handle.event.remote(kind, fields)
 
     def measure(self, values: dict[str, float]) -> None:
@@ -103,47 +103,47 @@ class MonitorClient:
         """Announce that a group begins to train.
 
         Returns:
-            The attempts before it, the step of the newest checkpoint on storage (0 for none, None if nobody has
-            checked), whether a later one may be on storage, the invalid states, and the standings of nodes: see
+            The earlier attempts, the step of the newest checkpoint in storage (0 for none, None if nobody has checked),
+            whether a later checkpoint may be in storage, the invalid states, and the standings of nodes. See
             `Monitor.begin` and `GroupHistory.for_new_ranks`.
         """
         earlier, step = ray.get(self.handle.begin.remote(attempt))
-        # Only now: Ray sends unanswered calls to a restarted monitor in any order, and a commit may come between them.
+        # Only now: Ray resends unanswered calls to a restarted monitor in any order, and a commit may come in between.
         is_saving, (void, standings) = ray.get([self.handle.is_saving.remote(), self.handle.past.remote()])
         return earlier, step, is_saving, void, standings
 
     def commits(self, step: int, seconds: float) -> None:
-        """Report that the checkpoint of a step is about to be complete, and wait so long until the driver knows it."""
+        """Report that a step's checkpoint is about to be complete, and wait up to `seconds` until the driver knows."""
         with contextlib.suppress(ray.exceptions.RayError):
             Question[None](self.handle.commits.remote(step)).answer(seconds)
 
     def is_over(self, attempt: str, seconds: float) -> bool:
-        """Return whether another group has begun to train after this attempt; False without an answer in time."""
+        """Return whether another group has begun to train after this attempt; False if no answer arrives in time."""
         try:
             return Question[bool](self.handle.is_over.remote(attempt)).answer(seconds)
         except ray.exceptions.RayError:
             return False
 
     def go_back(self, after: int, attempts: Sequence[str]) -> None:
-        """Report that states after a step, of these attempts, are void; waits, as this process is about to end."""
+        """Report that these attempts' states after a step are invalid. Waits, as this process is about to exit."""
         Question[None](self.handle.go_back.remote(after, list(attempts))).answer()
 
     def stand(self, node: str, process: int, joined: int, vouched: int) -> None:
-        """Report since when a process of a node trains, and at which step an audit has agreed with it last."""
+        """Report the step at which a node's process joined, and the last step at which an audit confirmed it."""
         self.handle.stand.remote(node, process, joined, vouched)
 
     def reached(self, seconds: float) -> int:
-        """Return the highest global step that was ever reported."""
+        """Return the highest global step that was ever reported in this run."""
         return Question[int](self.handle.reached.remote()).answer(seconds)
 
     def durable(self, seconds: float) -> int | None:
-        """Return the step of the newest checkpoint on storage; 0 for none, None where nobody has checked."""
+        """Return the step of the newest checkpoint in storage; 0 for none, None if nobody has checked."""
         return Question[int | None](self.handle.durable.remote()).answer(seconds)
 
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 
     def begin_group(self, seconds: float | None = None) -> int:
-        """Announce that a group starts, and get its number."""
+        """Announce that a group starts, and return its number."""
         return Question[int](self.handle.begin_group.remote()).answer(seconds)
 
     def group(self) -> int:
@@ -154,7 +154,7 @@ class MonitorClient:
         self.handle.beat.remote(beat)
 
     def forget(self, ranks: list[int]) -> None:
-        """Report that other workers have these ranks of the current group now."""
+        """Report that other workers now have these ranks of the current group."""
         self.handle.forget.remote(ranks)
 
     def ask_sightings(self) -> Question[list[LastHeartbeat]]:
@@ -190,17 +190,17 @@ class MonitorClient:
         return Question[dict[int, str]](self.handle.noticed.remote()).answer(seconds)
 
     def seconds_left(self, node: str, seconds: float) -> float | None:
-        """Return the seconds until a node goes, as its own workers reported; None if they did not."""
+        """Return the seconds until a node is preempted, as its own workers reported; None if they reported nothing."""
         return Question[float | None](self.handle.seconds_left.remote(node)).answer(seconds)
 
     # -- saving together -----------------------------------------------------------------------------------------------
 
     def park(self, seconds: float | None = None, is_stop: bool = False) -> int:
-        """Ask the ranks to save and wait; returns a ticket for this request: see `Parking.park`."""
+        """Ask the ranks to save and wait, and return a ticket for this request; see `Parking.park`."""
         return Question[int](self.handle.park.remote(is_stop)).answer(seconds)
 
     def release(self, ticket: int) -> None:
-        """Let the ranks that wait because of this request train on."""
+        """Let the ranks that wait because of this request continue to train."""
         self.handle.release.remote(ticket)
 
     def ask_wanted(self) -> Question[int]:
@@ -208,7 +208,7 @@ class MonitorClient:
         return Question(self.handle.wanted.remote())
 
     def answer(self, ticket: int, saved: bool) -> None:
-        """Answer a request: the ranks wait, and `saved` says whether they could save."""
+        """Report that the ranks wait because of a request, and whether they could save."""
         self.handle.answer.remote(ticket, saved)
 
     def parked(self, ticket: int, seconds: float) -> bool | None:
@@ -220,7 +220,7 @@ class MonitorClient:
         return Question[bool | None](self.handle.parked.remote(ticket)).answer(seconds)
 
     def released(self, ticket: int) -> tuple[bool, int]:
-        """Return whether ranks that wait because of a request may train on, and the ticket of the current request."""
+        """Return whether ranks that wait because of a request may continue, and the ticket of the current request."""
         asked = [self.handle.is_released.remote(ticket), self.handle.wanted.remote()]
         released, wanted = ray.get(asked)
         return released, wanted

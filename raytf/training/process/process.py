@@ -1,4 +1,4 @@
-"""Prepares a training process before TensorFlow's first operation, whatever its role in the run."""
+"""Preparation of a training process before TensorFlow's first operation, whatever its role in the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raytf.distributed import sockets
 from raytf.distributed.gpu import determinism, health, visibility
 from raytf.training.process import warm_pool
 
-#: Seconds in which an error still reaches the driver, if it can be reached.
+#: Seconds within which an error reaches the driver, if the driver can be reached.
 _HEARD_SECONDS = 30.0
 #: More than any machine has; TensorFlow's own limit is 64 GiB.
 _NO_LIMIT_MB = 1 << 24
@@ -27,8 +27,8 @@ class ProcessSettings:
     """A run's settings for its worker processes, applied before any TensorFlow operation.
 
     Attributes:
-        threads: TensorFlow's threads within an operation; 0 lets TensorFlow decide, None gives a process the same share
-            of the node's CPUs as it has of the node's GPUs.
+        threads: TensorFlow's threads within an operation. 0 lets TensorFlow decide. None uses the same share of the
+            node's CPUs as the process has of the node's GPUs.
         quiet: silence TensorFlow's messages.
         exact: let TensorFlow choose deterministic kernels, and refuse operations that have none.
         jit: compile gradients with XLA. Compiled programs stay on the node for the next group.
@@ -47,17 +47,17 @@ class ProcessSettings:
 
 
 def end_unheard() -> None:
-    """End this process, which the others have left behind, soon: whoever should end it may not reach it.
+    """Exit this process soon, because the others continue without it and Ray may be unable to reach it.
 
-    On a node that is cut off Ray notices nothing for as long as TCP tries, a quarter of an hour or so, and the process
-    would keep its memory and its GPU.
+    On a node that is cut off, Ray notices nothing until TCP gives up, after about a quarter of an hour. Until then the
+    process would keep its memory and its GPU.
     """
     time.sleep(_HEARD_SECONDS)
     os._exit(1)
 
 
 def settle_in() -> None:
-    """Tie this process to its raylet, so that both end together, and give it its own folder for temporary files."""
+    """Tie this process to its raylet, so that both exit together, and give it its own folder for temporary files."""
     if ray.is_initialized():  # False in benchmarks
         # Ray watches the raylet from a thread, which does not run while the process is stopped.
         orphaned_processes.die_with_parent()
@@ -66,7 +66,7 @@ def settle_in() -> None:
 
 
 def take_place(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> None:
-    """Tell TensorFlow this process's place in its cluster, through TF_CONFIG.
+    """Set TF_CONFIG to this process's place in TensorFlow's cluster.
 
     Args:
         cluster: HOST:PORT of each process, by kind.
@@ -114,11 +114,11 @@ def _set_environment(
 
 
 def _keep_memory(environment: MutableMapping[str, str]) -> None:
-    """Have TensorFlow keep the memory of tensors that are freed: the next step needs the same again.
+    """Make TensorFlow keep the memory of freed tensors, because the next step needs the same amount again.
 
-    The C library gives large blocks back, and the system clears each page before it hands it out once more, which was
-    a fifth of the time of steps with large weights. Who sets these variables has his way. With oneDNN, which it takes
-    on processors with VNNI, TensorFlow has an allocator that keeps memory anyway.
+    The C library returns large blocks to the system, which clears each page before it hands it out again. This took a
+    fifth of the time of steps with large weights. Variables that are already set stay as they are. With oneDNN, which
+    TensorFlow uses on processors with VNNI, its allocator keeps memory anyway.
     """
     environment.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
     environment.setdefault("TF_CPU_BFC_MEM_LIMIT_IN_MB", str(_NO_LIMIT_MB))

@@ -1,4 +1,4 @@
-"""Reports of a rank while it trains: to the driver, to Ray Train and to TensorBoard. Also syncs files of callbacks."""
+"""A rank's reports while it trains: to the driver, Ray Train and TensorBoard. Also syncs the callbacks' files."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from raytf.training.process.monitor_client import Answer, Question
 
 #: Seconds between two statuses.
 _STATUS_SECONDS = 0.5
-#: Seconds between two requests to the monitor whether the ranks must save and wait.
+#: Seconds between two requests that ask the monitor whether the ranks must save and wait.
 _ASK_SECONDS = 0.25
-#: Seconds between two requests for what the driver measures.
+#: Seconds between two requests for the driver's measurements.
 _MEASURE_SECONDS = 5.0
-#: Seconds between two reports. Ray's controller takes one report per poll; more frequent ones would wait for it.
+#: Seconds between two reports. Ray's controller takes one report per poll, so more frequent reports would queue up.
 _REPORT_SECONDS = 2.0
-#: Seconds that the end of training waits at most until Ray Train has taken all reports.
+#: The most seconds that the end of training waits until Ray Train has taken all reports.
 _LAST_REPORT_SECONDS = 10.0
-#: The same where ranks have met again.
+#: The same for a group whose ranks have met again.
 _MET_AGAIN_SECONDS = 1.0
-#: Largest size of the callbacks' files that are kept with each copy of the state in memory; larger ones are read from
-#: storage again.
+#: Largest total size of callbacks' files that are kept with each copy of the state in memory. Larger files are read
+#: from storage again.
 _PACK_BYTES = 1 << 20
 
 
 class LatestAnswer(Generic[Answer]):
-    """The monitor's latest answer to a question that is asked again and again.
+    """The monitor's latest answer to a question that is asked repeatedly.
 
     Args:
         ask: asks the monitor.
-        seconds: the least time between two questions.
-        value: the answer until the first one arrives.
+        seconds: the minimum time between two questions.
+        value: the value until the first answer arrives.
         clock: seconds of a clock that only goes forward.
     """
 
@@ -62,7 +62,7 @@ class LatestAnswer(Generic[Answer]):
         self._asked_at = -seconds
 
     def poll(self) -> Answer:
-        """Return the latest answer; never wait for one."""
+        """Return the latest answer, without waiting for one."""
         now = self._clock()
         if self._question is None and now - self._asked_at >= self._seconds:
             self._question, self._asked_at = self._ask(), now
@@ -77,7 +77,7 @@ class Reporter:
     Args:
         job: the run, whose monitor gets the reports.
         storage: the run's folder.
-        rank: of this worker; None before it has met the others, if another one speaks for the group.
+        rank: this worker's rank; None before it has met the others, if another worker reports for the group.
         world_size: number of workers.
     """
 
@@ -100,7 +100,7 @@ class Reporter:
         self._measured: LatestAnswer[dict[str, float]] = LatestAnswer(job.monitor.ask_measured, _MEASURE_SECONDS, {})
 
     def take_place(self, rank: int | None, world_size: int, attempt: str) -> None:
-        """Take another rank, or another attempt with other workers."""
+        """Set this worker's rank, the number of workers, and the name of the attempt."""
         self._rank, self._world_size, self._attempt = rank, world_size, attempt
         if rank == 0 and self._files is None:
             self._files = MirroredFolder(self._storage, "files")
@@ -108,11 +108,11 @@ class Reporter:
 
     @property
     def files(self) -> str:
-        """Return the local folder for files of callbacks; empty on all ranks but rank 0."""
+        """Return the local folder for the callbacks' files; empty on all ranks but rank 0."""
         return self._files.path if self._files else ""
 
     def resume(self, files: dict[str, bytes] | None = None) -> None:
-        """Fetch the files that an earlier attempt left, to resume.
+        """Fetch the files of an earlier attempt, to resume.
 
         Args:
             files: what `pack_files` returned, if it was kept in memory.
@@ -143,7 +143,7 @@ class Reporter:
                 folder.upload()
 
     def upload_anew(self) -> None:
-        """Make the next upload copy all files: a late write may have replaced newer ones."""
+        """Make the next upload copy all files, because a late write may have replaced newer files."""
         for folder in (self._files, self._tensorboard):
             if folder is not None:
                 folder.forget()
@@ -155,7 +155,7 @@ class Reporter:
         return self._rank == 0 and time.monotonic() - self._reported_at >= _REPORT_SECONDS
 
     def show(self, status: Status) -> None:
-        """Add the pace of the run to its status, and send that to the driver; from rank 0."""
+        """Send the run's status to the driver, with the run's pace added; from rank 0."""
         now = time.monotonic()
         moment = Moment(status.step, now - status.trace_seconds, status.phase == "training", status.stall_seconds)
         self._pace.see(moment)
@@ -181,7 +181,7 @@ class Reporter:
             self.say(message)
 
     def stage(self, text: str) -> None:
-        """Show what this worker is about to do, before it trains; only rank 0 sends it."""
+        """Show what this worker is about to do before it trains; only rank 0 sends it."""
         if self._rank == 0:
             self._job.monitor.stage(text)
 
@@ -190,28 +190,28 @@ class Reporter:
         self._job.monitor.say(message)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Record an event in the ledger, from any rank; never waits."""
+        """Record an event in the ledger, from any rank, without waiting."""
         self._job.monitor.event(kind, {"rank": self._rank, **fields})
 
     def stand(self, joined: int, vouched: int) -> None:
-        """Report since which step this process trains, and at which an audit has agreed with it last."""
+        """Report the step at which this process joined, and the last step at which an audit confirmed it."""
         self._job.monitor.stand(ray.get_runtime_context().get_node_id(), os.getpid(), joined, vouched)
 
     def go_back(self, after: int, attempts: Sequence[str]) -> None:
-        """Report that states after a step, of these attempts, are void; waits."""
+        """Report that these attempts' states after a step are invalid, and wait until the monitor knows."""
         self._job.monitor.go_back(after, attempts)
 
     def is_parking_wanted(self) -> bool:
-        """Return whether the ranks must save and wait, by the monitor's latest answer; never wait for one."""
+        """Return whether the ranks must save and wait, by the monitor's latest answer, without waiting for one."""
         return self._rank == 0 and self._ticket.poll() != 0
 
     def answer(self, saved: bool) -> None:
-        """Tell the monitor that the ranks wait, and whether they could save; from rank 0."""
+        """Report to the monitor that the ranks wait, and whether they could save; from rank 0."""
         if self._rank == 0:
             self._job.monitor.answer(self._ticket.value, saved)
 
     def is_released(self) -> bool:
-        """Return whether the waiting ranks may train on; rank 0 asks the monitor and waits, the others get False."""
+        """Return whether the waiting ranks may continue. Rank 0 asks the monitor and waits; others return False."""
         if self._rank != 0:
             return False
         released, wanted = self._job.monitor.released(self._ticket.value)
@@ -234,10 +234,10 @@ class Reporter:
         self._reported_at = time.monotonic()
 
     def finish(self) -> None:
-        """Wait until Ray Train has taken all reports, but not for ever: it may have stopped taking them."""
+        """Wait until Ray Train has taken all reports, with a timeout, since it may have stopped taking them."""
         if self._report_thread is not None:
             self._reports.put(None)
-            # Ray Train may wait for a report of a rank that is gone.
+            # Ray Train may wait for a report of a rank that was lost.
             self._report_thread.join(_MET_AGAIN_SECONDS if self._has_met_again else _LAST_REPORT_SECONDS)
 
     def _send_reports(self) -> None:
@@ -258,8 +258,8 @@ class Reporter:
         self._summarize(write, step)
 
     def histograms(self, values: dict[str, Any], step: int) -> None:
-        """Write histograms of tensors for TensorBoard; from rank 0. Tensors that are not finite, which a loss scale
-        that is too large causes, have no histogram and are left out."""
+        """Write histograms of tensors for TensorBoard; from rank 0. Tensors that are not finite are left out: they
+        have no histogram, and too large a loss scale causes them."""
 
         def write(summary: Any) -> None:
             for name, value in values.items():
@@ -273,7 +273,7 @@ class Reporter:
         self._summarize(lambda summary: summary.graph(graph), 0)
 
     def _summarize(self, write: Callable[[Any], None], step: int) -> None:
-        """Write summaries: call `write` with `tf.summary`. A full disk ends the writing of summaries, not training."""
+        """Call `write` with `tf.summary` to write summaries. If it fails, as on a full disk, write no more of them."""
         import tensorflow as tf
 
         if self._tensorboard is None:

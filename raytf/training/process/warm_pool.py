@@ -1,11 +1,11 @@
 """Warm processes: on each node, one idle process per worker that has imported TensorFlow and waits for the next group.
 
-Most of a restart is starting Python and importing TensorFlow. Ray gives an actor an idle process that was started ahead
-of time, if the process has exactly the runtime environment of the actor. So when a group has trained for some seconds,
-each of its nodes is asked to start such processes, and a spare node to start those of the node that it may replace. A
-hook in the runtime environment imports in them what every worker needs, but nothing that depends on a setting of the
-run. Ray assigns them to the job and ends them with it, even if its driver is killed, and it ends them first when a
-node runs out of memory. If a warm process is missing, the worker starts in a new process as usual.
+A restart spends most of its time starting Python and importing TensorFlow. Ray gives an actor an idle process that was
+started ahead of time, if the process has exactly the actor's runtime environment. So when a group has trained for some
+seconds, each of its nodes starts such processes, and a spare node starts as many as the node that it may replace. A
+hook in the runtime environment makes them import what every worker needs, but nothing that depends on a setting of the
+run. Ray assigns the processes to the job and ends them with it, even if its driver is killed. When a node runs out of
+memory, Ray ends them first. If a warm process is missing, the worker starts in a new process as usual.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PROCESS_BYTES = 700 << 20
 SPARE_BYTES = 2 << 30
 #: Title of a warm process in `ps`; Ray overwrites it when a worker takes the process.
 TITLE = "ray::IDLE raytf warm"
-#: All that a worker imports before the user's code. None of these creates a TensorFlow operation, after which settings
-#: could no longer be changed.
+#: All modules that a worker imports before the user's code. None of them creates a TensorFlow operation, after which
+#: settings could no longer be changed.
 _MODULES = (
     "tensorflow",
     "keras",
@@ -44,18 +44,18 @@ _MODULES = (
     "raytf.training.loop",
     "raytf.training.synchronous",
 )
-#: How long Ray keeps an idle process: practically for ever, since Ray ends the processes with the job.
+#: How long Ray keeps an idle process: practically forever, since Ray ends the processes with the job.
 KEEP_SECONDS = 10 * 365 * 86400
 #: Seconds of training before warm processes are started: starting them takes CPU time from a group that has just
 #: restarted and has work to catch up on.
 _SETTLE_SECONDS = 5.0
-#: The nice value at which a process imports while a group trains on its node: the group waits at the end of each step
-#: for its slowest worker, and an import that takes what they leave costs it far less than one that takes half a core.
+#: The nice value at which a process imports while a group trains on its node. Each step waits for the slowest worker,
+#: and an import that uses only idle CPU time delays a worker far less than one that takes half a core.
 BESIDE_TRAINING = 10
-#: A warm process that is younger than this many seconds was started ahead of the group that takes it, beside its
-#: controller.
+#: A warm process that is younger than this many seconds was started for the group that takes it, at the same time as
+#: the group's controller.
 _NEW_SECONDS = 20.0
-#: Seconds after which a process that was requested but has not started is requested again.
+#: Seconds after which a requested process that has not started is requested again.
 _START_SECONDS = 60.0
 
 
@@ -64,11 +64,11 @@ def missing(workers: int, warm: int, free_bytes: int) -> tuple[int, str]:
 
     Args:
         workers: number of workers on the node.
-        warm: number of warm processes that it has or that were requested.
+        warm: number of warm processes that the node has or that were requested.
         free_bytes: free memory of the node.
 
     Returns:
-        The number, and the reason if it cannot start those that it lacks; the reason is empty if it can.
+        The number, and the reason if the node cannot start the processes that it lacks; the reason is empty if it can.
     """
     lacking = max(0, workers - warm)
     needed = SPARE_BYTES + lacking * PROCESS_BYTES
@@ -122,7 +122,7 @@ class WarmProcesses:
         return None
 
     def leave(self, pid: int) -> bool:
-        """Remove this process, which becomes a worker; returns whether it was a warm one."""
+        """Remove this process, which becomes a worker, and return whether it was a warm process."""
         try:
             (self._folder / str(pid)).unlink()
         except OSError:
@@ -130,12 +130,12 @@ class WarmProcesses:
         return True
 
     def is_starting(self) -> bool:
-        """Return whether a process was requested that has not begun to import."""
+        """Return whether a requested process has not begun to import."""
         self.count()  # removes requests that are too old
         return any(self._folder.glob("asked-*"))
 
     def count(self) -> int:
-        """Number of processes that wait, are importing, or were requested. Removes those that died or never started."""
+        """Return how many processes wait, import, or were requested. Removes those that died or never started."""
         number = 0
         for path in self._folder.glob("*"):
             try:
@@ -159,9 +159,9 @@ def _lives(path: Path) -> bool:
 
 
 def environment(quiet: bool, hidden: bool) -> dict[str, str]:
-    """Return the environment variables of a run's workers with which processes started ahead of time become warm.
+    """Return the environment variables of a run's workers that make processes started ahead of time become warm.
 
-    They include the variables that are read when a module is imported, since that happens before `worker.set_up`.
+    They include the variables that modules read when they are imported, since that happens before `worker.set_up`.
 
     Args:
         quiet: silence TensorFlow's messages.
@@ -173,7 +173,7 @@ def environment(quiet: bool, hidden: bool) -> dict[str, str]:
 
 
 def calling(module: str, function: str) -> dict[str, str]:
-    """Return the environment variables of processes that call a function of raytf as soon as they have started."""
+    """Return the environment variables that make a process call a function of raytf as soon as it has started."""
     # A process can have only one hook, so ours calls the job's own.
     others = (ray.get_runtime_context().runtime_env.get("env_vars") or {}).get(worker_process.HOOK)
     hook = _make_hook(worker_process.driver_paths(), others, module, function)
@@ -226,7 +226,7 @@ def import_beside(nice: int) -> None:
     """Import what workers need, at a lower priority.
 
     Args:
-        nice: to be added to that of this process.
+        nice: value to add to this process's nice value.
     """
 
     def do() -> None:
@@ -234,8 +234,8 @@ def import_beside(nice: int) -> None:
         os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + nice)
         import_all()
 
-    # In a thread, as without privileges nothing gets its priority back. What imports start has that of this thread:
-    # NumPy's threads, which compute, are there before, and TensorFlow starts its own in a worker.
+    # In a thread, since an unprivileged process cannot raise its priority again. Threads that an import starts inherit
+    # this thread's priority, so NumPy starts its compute threads before; TensorFlow starts its own in a worker.
     importlib.import_module("numpy")
     thread = threading.Thread(target=do)
     thread.start()
@@ -261,7 +261,7 @@ def become_worker() -> None:
 
 
 def is_new() -> bool:
-    """Return whether this process was started for its current group, and was not a warm one waiting."""
+    """Return whether this process was started for its current group, instead of waiting as a warm process."""
     return not started_warm or process_age() < _NEW_SECONDS
 
 
@@ -280,8 +280,8 @@ class WarmAnswer:
 
     Attributes:
         ready: whether the node has all its warm processes, or cannot have them.
-        why: why it cannot have them; empty otherwise.
-        runtime_env: runtime environment of the group's workers; empty as long as it is too early.
+        why: why the node cannot have them; empty otherwise.
+        runtime_env: runtime environment of the group's workers; empty while it is too early to start processes.
     """
 
     ready: bool
@@ -295,9 +295,9 @@ def prepare(workers: int, runtime_env: str = "", is_urgent: bool = False, nice: 
     Args:
         workers: number of workers that the node runs, or may run.
         runtime_env: runtime environment of the workers; by default that of this process, which is then a worker.
-        is_urgent: wait for the group's first step alone.
-        nice: value at which the processes import, beside a group that trains. Unless it is 0, they start one after the
-            other: until a process imports, it has the priority of the group, and several would take seconds from it.
+        is_urgent: wait only for the group's first step.
+        nice: nice value at which the processes import while a group trains. Unless it is 0, they start one at a time:
+            until a process imports, it has the group's priority, and several would delay the group by seconds.
     """
     if not runtime_env:
         settle = 0.0 if is_urgent else _SETTLE_SECONDS

@@ -1,6 +1,6 @@
 """Decides when to save a state, and whether it is the best one so far according to `--keep-best`.
 
-Pure functions and small state machines of numbers; clocks are passed in.
+Everything here is a pure function or a small state machine of numbers; clocks are passed in.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from raytf.config.flags import CheckpointSection
 from raytf.config.objective import MetricObjective, flat
 from raytf.errors import ConfigError
 
-#: Seconds between two saves where the user sets no cadence.
+#: Seconds between two saves if the user sets no cadence.
 DEFAULT_EVERY_SECONDS = 30.0
-#: A run of which nothing is on storage saves after this many seconds, and so does a group that continues from the state
-#: of an earlier one, and then each time it is twice as old.
+#: A run with nothing in storage saves after this many seconds. So does a group that continues from an earlier group's
+#: state, and it saves again whenever its age has doubled.
 YOUNG_SECONDS = 2.0
-#: Seconds to the first new try after a save that failed, and the most between two tries.
+#: Seconds until the first retry after a failed save, and the most seconds between two tries.
 RETRY_SECONDS, MOST_RETRY_SECONDS = 5.0, 300.0
 
 #: A metric's name and its value at a state; None if there is no value.
@@ -30,11 +30,11 @@ Scored = tuple[str, float] | None
 class Cadence:
     """The cadence of saves: after this many steps, this many seconds, or whichever comes first if both are set.
 
-    It is the run's, not that of a group of workers: it counts from the newest state that is on storage, or on its way
-    there. A run of which nothing is on storage saves at once. If the user asked for a number of steps, it saves after
-    that many, but YOUNG_SECONDS after its first steps at the latest. After a restart another fault is likely soon, so a
-    group that continues from the state of an earlier one also saves while it is young: if faults were more frequent
-    than the cadence, a run without memory would make the same steps for ever.
+    The cadence belongs to the run, not to a group of workers: it counts from the newest state that is in storage or
+    being saved. A run with nothing in storage saves at once. If the user set a number of steps, it saves after that
+    many, but at the latest YOUNG_SECONDS after its first steps. After a restart another fault is likely soon, so a
+    group that continues from an earlier group's state also saves while it is young. Otherwise, with faults more
+    frequent than the cadence and no copies in memory, a run would repeat the same steps forever.
     """
 
     every_steps: int | None
@@ -58,11 +58,11 @@ class Cadence:
         """Return whether to save after `step`, at time `now`, in seconds.
 
         Args:
-            saved_step: of the newest state on storage, or on its way there; None if there is none.
-            saved_at: when the run was in that state, but not before this group began; without such a state, when the
-                first steps of the group ended.
-            restarted_at: when this group began, if it continues from the state of an earlier one.
-            takes: seconds that a save takes; it must end within the cadence.
+            saved_step: step of the newest state that is in storage or being saved; None if there is none.
+            saved_at: time when the run was in that state, but not before this group began. Without such a state, the
+                time when the first steps of the group ended.
+            restarted_at: time when this group began, if it continues from an earlier group's state.
+            takes: seconds that a save takes, which must end within the cadence.
         """
         if saved_step is None:
             return step >= (self.every_steps or 1) or (step > 0 and now - saved_at >= YOUNG_SECONDS)
@@ -76,20 +76,20 @@ class Cadence:
 
     @property
     def most_pause(self) -> float:
-        """The most seconds between two tries of a save that fails: storage that is back is used within a cadence."""
+        """Return the most seconds between two tries of a failed save, so that recovered storage is used soon."""
         return min(MOST_RETRY_SECONDS, max(DEFAULT_EVERY_SECONDS, self.every_seconds or 0.0))
 
 
 def retry_pause(failures: int, chance: float, most: float = MOST_RETRY_SECONDS) -> float:
-    """Return the seconds to the next try after some failures in a row.
+    """Return the seconds until the next try after some failures in a row.
 
-    They double with each failure, and half of them are chosen at random ("equal jitter", M. Brooker, Exponential
-    Backoff and Jitter, AWS Architecture Blog, 2015).
+    The pause doubles with each failure, and half of it is random ("equal jitter", M. Brooker, Exponential Backoff and
+    Jitter, AWS Architecture Blog, 2015).
 
     Args:
-        failures: 1 or more.
-        chance: in [0, 1).
-        most: seconds.
+        failures: number of failures, 1 or more.
+        chance: a random number in [0, 1).
+        most: the longest pause, in seconds.
     """
     return min(most, RETRY_SECONDS * 2.0 ** min(failures - 1, 32)) * (1 + chance) / 2
 
@@ -99,13 +99,13 @@ class Outage:
 
     Args:
         random: returns numbers in [0, 1).
-        most: seconds between two tries.
+        most: the most seconds between two tries.
 
     Attributes:
-        failures: in a row.
-        since: time of the first, in seconds.
+        failures: number of failures in a row.
+        since: time of the first failure, in seconds.
         retry_at: time of the next try.
-        why: reason of the last one.
+        why: reason of the last failure.
     """
 
     def __init__(self, random: Callable[[], float], most: float = MOST_RETRY_SECONDS):
@@ -122,17 +122,17 @@ class Outage:
         self.failures, self.retry_at = 0, float("-inf")
 
     def allows(self, now: float, due: bool) -> bool:
-        """Return whether to save at time `now`: from `retry_at` on after a failed try, otherwise if it is due."""
+        """Return whether to save at time `now`: after a failure from `retry_at` on, otherwise if a save is due."""
         return now >= self.retry_at if self.failures else due
 
 
 class SaveSchedule:
-    """When to begin the next save, given the saves of the run so far.
+    """Decides when to begin the next save, given the run's saves so far.
 
     Args:
         cadence: how often to save.
         step: the step at which this group of workers begins.
-        saved_step: of the newest state on storage; None if there is none.
+        saved_step: step of the newest state in storage; None if there is none.
         now: seconds of a clock that only moves forward, as in all methods.
         random: returns numbers in [0, 1).
 
@@ -143,7 +143,7 @@ class SaveSchedule:
     def __init__(self, cadence: Cadence, step: int, saved_step: int | None, now: float, random: Callable[[], float]):
         self.outage = Outage(random, cadence.most_pause)
         self._cadence = cadence
-        #: The newest state that is on storage or being saved, and when the run was in it; not before this group began.
+        #: Step of the newest state in storage or being saved, and when the run was in it, but not before this group.
         self._saved_step, self._saved_at = saved_step, now
         self._restarted_at = now if step else None
         self._has_stepped = False
@@ -155,7 +155,7 @@ class SaveSchedule:
         self._has_stepped = True
 
     def begin(self, step: int, made_at: float) -> None:
-        """Note that a save begins: of the state after `step`, which was copied at `made_at`."""
+        """Note that a save of the state after `step`, which was copied at `made_at`, begins."""
         self._saved_step, self._saved_at = step, made_at
 
     def is_due(self, stop: int, now: float, takes: float, is_waiting: bool = False) -> bool:
@@ -204,7 +204,7 @@ class CheckpointPolicy:
         """Return the metric and its value at a state if this value beats those of all rivals, otherwise None.
 
         Args:
-            rivals: metrics and values of the states that are on storage or being saved; those of another metric are
+            rivals: metrics and values of the states that are in storage or being saved; values of another metric are
                 ignored.
         """
         goal = self.goal

@@ -1,7 +1,7 @@
 """Copies the state of a run into memory and saves it to storage while the run trains.
 
 All ranks act in lockstep: each transition depends on flags that were summed over the ranks. Rank 0 alone decides when
-to save; the other ranks learn it from the flags. A run that is resumed restores the newest state from either tier.
+to save; the other ranks learn it from the flags. A resumed run restores the newest state from either tier.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from raytf.training.saving.live_state import LiveState
 if TYPE_CHECKING:
     from raytf.training.session import RankSession
 
-#: Seconds before each try to save the last checkpoint; any other that fails is followed by that of a later state.
+#: Seconds before each try to save the last checkpoint. Any other failed save is followed by a save of a later state.
 _LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0, 30.0)
 #: Seconds between two polls of a save that training waits for.
 _POLL_SECONDS = 0.02
@@ -49,7 +49,7 @@ _POLL_SECONDS = 0.02
 _HOLD_SECONDS = 10.0
 #: Seconds at the end of a run for deleting old checkpoints.
 _RETENTION_SECONDS = 60.0
-#: For the driver to say whether another group has begun, and to hear of a commit.
+#: Seconds for the driver to answer whether another group has begun, and to confirm that it knows of a commit.
 _ANSWER_SECONDS = 5.0
 
 
@@ -84,8 +84,7 @@ class MemoryCopies:
         """Copy the current state.
 
         Args:
-            share_rank_zero: first send the state that only rank 0 has (that of callbacks, with their files) to all
-                ranks.
+            share_rank_zero: first send the state that only rank 0 has (callbacks with their files) to all ranks.
         """
         source, state = self.source, self.source.progress
         self._await_newest()
@@ -148,21 +147,21 @@ class Listener:
 
 
 class Checkpointer:
-    """Copies the state into memory, and saves it, and the state with the best value of a metric, to storage.
+    """Copies the state into memory, and saves it to storage, along with the state that has the best value of a metric.
 
     Args:
-        source: the state; its `progress` is kept up to date with what is known to be on storage.
+        source: the state; its `progress` is kept up to date with what is known to be in storage.
         memory: the memory tier, which holds the copies.
         durable: the durable tier, which holds the saves.
         group: all ranks.
         policy: when to save, and which state is the best.
-        listener: what saves are reported to.
+        listener: the receivers of reports about saves.
         replicas: compares the ranks' weights; None if they are not compared.
         clock: a monotonic clock, in seconds.
 
     Attributes:
         policy, replicas: as passed.
-        stall_seconds: total time for which training stood still to save or copy the state.
+        stall_seconds: total time for which training stopped to save or copy the state.
     """
 
     def __init__(
@@ -197,7 +196,7 @@ class Checkpointer:
         self.stall_seconds = 0.0
 
     def start(self) -> None:
-        """Begin at once to save a state that is newer than storage: the next fault may come before a step ends."""
+        """Begin to save a state that is newer than storage at once: the next fault may happen before a step ends."""
         if self._state.step > (self._state.durable_step or 0) or self._better() is not None:
             # The previous attempt ended before it could save this state.
             self._saves.begin(self._with_records(self._prepare()))
@@ -207,7 +206,7 @@ class Checkpointer:
         self._schedule, self.stall_seconds = before._schedule, before.stall_seconds
         before._durable.drop()
         if any(save.document.best != before._state.best for save in before._pending()):
-            raise WorkerLostError("a worker is lost while the best state is saved")
+            raise WorkerLostError("a worker was lost while the best state was being saved")
 
     @property
     def is_saving(self) -> bool:
@@ -215,14 +214,14 @@ class Checkpointer:
 
     @property
     def may_regroup(self) -> bool:
-        """Return whether ranks may regroup without need: no save would be lost that a failure would not lose."""
+        """Return whether ranks may regroup by choice: it would lose no save, except one that an outage holds up."""
         return not self._pending() or (self._schedule.outage.failures > 0 and not self._is_best_held())
 
     def let_go(self) -> bool:
-        """Give up what an outage keeps from being saved; whether nothing waits any more. Every rank must call it."""
+        """Drop saves that an outage holds up, and return whether no save is left. Every rank must call this."""
         if self._schedule.outage.failures and self._pending():
             if any(save.document.best != self._state.best for save in self._pending()):
-                self._reporter.say("the best state is given up: storage is out, and workers join or leave")
+                self._reporter.say("the best state is dropped: storage is unavailable, and workers join or leave")
             self._durable.drop()
             self._waiting, self._saves = None, Commit(self._durable, self._group.world_size, self._report_failure)
         return not self._pending()
@@ -330,7 +329,7 @@ class Checkpointer:
             self._done(save)
 
     def _prepare(self) -> PreparedSave:
-        # The copy in memory must never be older than the state on storage.
+        # The copy in memory must never be older than the state in storage.
         self._copy(self._source.callbacks.active)
         extras = self._source.extras(with_files=False)
         own = self._copies.take()
@@ -369,7 +368,7 @@ class Checkpointer:
         outage = self._schedule.outage
         if outage.failures:
             lasted = clock_text(self._clock() - outage.since)
-            self._reporter.say(f"saving works again: step {step} is on storage, after {lasted}")
+            self._reporter.say(f"saving works again: step {step} is in storage, after {lasted}")
             outage.end()
         self._source.saved(step)
         if self._group.rank == 0:
@@ -404,7 +403,7 @@ class Checkpointer:
     # -- saves that training waits for ---------------------------------------------------------------------------------
 
     def save_now(self, pauses: tuple[float, ...] = (0.0,)) -> bool:
-        """Complete the save under way, then save the current state. Return whether that is on storage.
+        """Complete the save under way, then save the current state. Return whether the latter is in storage.
 
         Args:
             pauses: seconds before each try.
@@ -465,7 +464,7 @@ class Tiers:
 
     Attributes:
         memory: copies in the memory of the run's nodes.
-        durable: checkpoints on storage.
+        durable: checkpoints in storage.
         policy: when to save, and which state is the best.
         restorer: reads the newest state from either tier.
     """
@@ -477,7 +476,7 @@ class Tiers:
 
 
 def open_tiers(session: RankSession) -> Tiers:
-    """Open this rank's tiers; nothing is read yet."""
+    """Open this rank's tiers, without reading anything yet."""
     job, checkpoints, reporter, place = session.job, session.config.checkpoints, session.reporter, session.place
     start = GroupAttempt(place.attempt, session.group.rank, session.group.world_size, place.earlier, job.lease)
     memory = MemoryTier(
@@ -504,23 +503,23 @@ def open_tiers(session: RankSession) -> Tiers:
 
 
 def check_current(run: Storage, owner: str, attempt: str, monitor: MonitorClient) -> None:
-    """Do nothing as long as a run is its owner's, and no other group of workers has taken the place of an attempt.
+    """Raise an error unless the run still belongs to its owner, and no other group has replaced the attempt.
 
-    A rank that was frozen continues what it had begun: it must not write into folders that the next group has deleted.
+    A frozen rank later continues what it had begun, and must not write into folders that the next group has deleted.
 
     Raises:
-        RunInUseError: the run, or its newest attempt, is another one's.
-        StorageError: who owns the run cannot be known.
+        RunInUseError: the run belongs to another owner, or its newest attempt is another one.
+        StorageError: the owner of the run cannot be determined.
     """
     check_owner(run, owner)
     if monitor.is_over(attempt, _ANSWER_SECONDS):
         raise RunInUseError(
-            f"other workers continue run {run.locate('')}: this one was suspended or cut off, and writes no more."
+            f"other workers continue run {run.locate('')}: this worker was suspended or cut off, and writes no more."
         )
 
 
 def newest(session: RankSession, tiers: Tiers) -> Checkpoint | None:
-    """Return the state from which the run is resumed, the same one on every rank; None for a new run.
+    """Return the state from which the run resumes, which is the same on every rank; None for a new run.
 
     Raises:
         RunMismatchError: the run was made with other settings.
@@ -528,7 +527,7 @@ def newest(session: RankSession, tiers: Tiers) -> Checkpoint | None:
     """
     checkpoint = tiers.restorer.find(functools.partial(_check_identity, session))
     if checkpoint is None and session.place.earlier:
-        session.reporter.say("nothing had been saved when the run ended last: it begins again at step 0")
+        session.reporter.say("nothing was saved before the run last ended: it starts again at step 0")
     return checkpoint
 
 
@@ -549,6 +548,6 @@ def _check_identity(session: RankSession, checkpoint: Checkpoint) -> None:
 def restore(session: RankSession, chosen: Checkpoint) -> None:
     """Restore the model, its optimizer, and the program's variables from a checkpoint."""
     own = {name: value for name, value in chosen.tensors.items() if not name.startswith("callback/")}
-    # Earlier versions saved no variables of the program, which then keep the values that the program gives them.
+    # Earlier versions saved no variables of the program, which then keep the program's own values.
     new = [name for name in session.named if name.startswith(variables.PROGRAM_PREFIX) and name not in own]
     variables.restore({name: v for name, v in session.named.items() if name not in new}, own)

@@ -1,4 +1,4 @@
-"""The state of a run in a worker while it trains, from which checkpoints are made."""
+"""The state of a run in a training worker, from which checkpoints are made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raytf.training.user.callbacks import Callbacks
 
 
 class Note(Protocol):
-    """Records on storage that an attempt has begun.
+    """Records in storage that an attempt has begun.
 
     Attributes:
         is_described: whether the description of the model is stored, too.
@@ -30,21 +30,21 @@ class Note(Protocol):
 
 @dataclass
 class LiveState:
-    """The state of a run, as one of its ranks has it now.
+    """The current state of a run on one of its ranks.
 
     Attributes:
-        rank: of this worker.
+        rank: this worker's rank.
         progress: the progress of the run; the Checkpointer keeps `durable_step` and `best` up to date.
-        identity: the identity of the run; a checkpoint of another one is refused.
-        model: gives the names of the variables that must be finite.
+        identity: the identity of the run; a checkpoint with another identity is refused.
+        model: the model, whose trainable variables must be finite.
         named: all variables of the state, by name.
         make: returns the source of some variables, given their names.
         callbacks: the user's callbacks.
         log: the log of steps; `renew_log` replaces it.
         reporter: uploads the files of callbacks to storage, and packs them.
-        note: records on storage that the attempt has begun; called again with each save, in case storage was not
+        note: records in storage that the attempt has begun; called again with each save, in case storage was not
             available before.
-        on_saved: called on rank 0 with the step of each state that is on storage.
+        on_saved: called on rank 0 with the step of each state that is in storage.
     """
 
     rank: int
@@ -60,8 +60,8 @@ class LiveState:
     on_saved: Callable[[int], None] = lambda step: None
 
     def must_be_finite(self) -> Collection[str]:
-        """Return the names of variables with which a state is not worth keeping if they hold NaN or infinity."""
-        if self.callbacks.batches.take_nan:  # which ends the run after such a step, and the state is the run's last
+        """Return the names of the variables that must be finite; otherwise a state is not worth keeping."""
+        if self.callbacks.batches.take_nan:  # a callback ends the run after such a step, whose state is the last one
             return []
         trainable = {id(v) for v in self.model.trainable_variables}
         return [name for name, v in self.named.items() if id(v) in trainable]
@@ -76,7 +76,7 @@ class LiveState:
         return Extras(values, arrays, self.reporter.pack_files() if with_files else None)
 
     def records(self) -> Callable[[], None]:
-        """Return a function that writes what must be on storage before a checkpoint: the attempt, the log and files.
+        """Return a function that stores the files that a checkpoint needs: the attempt, the log and callbacks' files.
 
         It may be called in any thread.
         """
@@ -93,7 +93,7 @@ class LiveState:
 
     def saved(self, step: int) -> None:
         """Note that a checkpoint of a step is complete."""
-        if self.rank == 0:  # it has written the rows; the other ranks drop those that are on storage
+        if self.rank == 0:  # rank 0 has written the log's rows; the other ranks drop the rows that are in storage
             self.on_saved(step)
         else:
             self.log.forget(step)

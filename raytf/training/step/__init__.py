@@ -1,1 +1,1 @@
-"""The training step: from a batch's shards to gradients, their sum and the update."""
+"""The training step: computes gradients of a batch's shards, sums them, and applies the update."""

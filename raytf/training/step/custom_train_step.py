@@ -1,13 +1,13 @@
-"""A `train_step` of the model's own, run for each logical shard with its updates held back.
+"""Runs a model's custom `train_step` for each logical shard, and postpones its updates.
 
-Each call of an optimizer's `apply` ends a phase. In phase p every shard runs the step up to its p-th `apply`: the
-updates before it have been made, and what the weights held before them is still known, so each line sees what it would
-see on one machine. The gradients are reduced over all shards and applied once. TensorFlow prunes from a phase what its
-gradients do not need, so a GAN costs what it costs in Keras.
+Each call of an optimizer's `apply` ends a phase. In phase p every shard runs the step up to its p-th `apply`. Earlier
+updates have been made by then, and the values before them are still known, so each line of the step sees the values
+that it would see on one machine. The gradients are reduced over all shards and applied once. TensorFlow prunes the
+operations that a phase's gradients do not need, so a GAN costs as much as in Keras.
 
-In the last phase the step runs to its end. What it changes on the way (metrics, the statistics of BatchNorm) is summed
-over shards as ever, unless it is made of the weights after the last update: an average of the weights, a
-target network. That is computed once, afterwards, from what all workers have. It must not depend on the batch as well.
+In the last phase the step runs to its end. Its changes to metrics and to statistics of BatchNorm are summed over shards
+as usual. Values that are computed from the weights after the last update, such as an average of the weights or a target
+network, are computed once, after the update. They must not depend on the batch, too.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from raytf.training.step.shard_work import ShardResult, ShardWork, add_to, added
 #: Kinds of operations that advance a `tf.random.Generator`.
 _ADVANCES = re.compile("^(Rng.*|Stateful.*RandomUniform.*)$")
 _OF_BOTH = (
-    "train_step computes {} from the batch and from the weights after their last update. raytf computes "
-    "such values once and for all shards, without a batch. Use the batch before optimizer.apply."
+    "train_step computes {} from both the batch and the weights after their last update. raytf computes "
+    "such values once for all shards, without a batch. Use the batch before optimizer.apply."
 )
 
 
@@ -44,10 +44,10 @@ class Findings:
     """The results of tracing a step.
 
     Attributes:
-        applies: for each update the optimizer and the weights, by their places in `Parts`.
-        late: variables that are made of the weights after the last update.
+        applies: the optimizer and the weights of each update, by their places in `Parts`.
+        late: variables that are computed from the weights after the last update.
         names: names of the numbers that the step returns.
-        late_names: the names of numbers that are not made of the batch: results of metrics.
+        late_names: names of the returned numbers that do not depend on the batch, such as results of metrics.
     """
 
     applies: list[tuple[int, list[int]]] = field(default_factory=list)
@@ -57,18 +57,18 @@ class Findings:
 
 
 class OwnStep:
-    """A model's own step in phases, which does the work of `raytf.training.step.microbatch.MicroBatch` in training.
+    """A model's custom step in phases; replaces `raytf.training.step.microbatch.MicroBatch` in training.
 
     Args:
-        model: built and compiled.
+        model: the model, built and compiled.
         template: a batch's structure, (x, y, sample_weight).
         leaves: specs of a full shard's leaves.
         batch: records in a full step.
-        jit: compile with XLA.
-        shards: logical shards of a step. With one, the step may assign a weight before its optimizer updates it.
+        jit: whether to compile with XLA.
+        shards: logical shards of a step. If there is one, the step may assign a weight before its optimizer updates it.
 
     Raises:
-        WholeBatchError: the step takes a batch, and no shard of it.
+        WholeBatchError: the step works on whole batches only.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class OwnStep:
         self.model, self._template, self._batch, self._shards = model, template, batch, shards
         self.parts = own_run.parts_of(model, variables.seed_states(model))
         self.seeds, self.metrics, self.trainable = self.parts.seeds, self.parts.metrics, self.parts.trainable
-        #: All that may change apart from an optimizer's update.
+        #: All variables that may change apart from an optimizer's update.
         self.states = [*self.parts.states, *self.parts.trainable]
         self.initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
         self._leaves = list(leaves)
@@ -91,7 +91,7 @@ class OwnStep:
         #: For the step that is being traced: values of variables at its start and after each update.
         self._start: tuple[list[Any], list[Any]] | None = None
         self._later: list[list[Any]] = []
-        #: For each name: whether the step's result depends on the weights after their last update.
+        #: For the name of each result, whether it depends on the weights after their last update.
         self._of_weights: dict[str, bool] = {}
         with batch_metrics.noted_while_traced(model, self._leaves, batch):
             self._survey_updates()
@@ -105,23 +105,23 @@ class OwnStep:
         return any(place for place, _ in self.findings.applies)
 
     def begin(self) -> None:
-        """Note what variables hold at the beginning of a step; to be traced."""
+        """Record the values of variables at the beginning of a step; to be traced."""
         self._start, self._later = (self._now(self.trainable), self._now(self.parts.states)), []
 
     def note_update(self, place: int) -> None:
-        """Note what the weights of a phase hold after its update; to be traced."""
+        """Record the weights of a phase after its update; to be traced."""
         if self.findings.applies:
             self._later.append(self._now(self._weights_of(place)))
 
     def values(self, place: int) -> OwnValues:
-        """Return what variables hold in a phase."""
-        if not place or self._start is None:  # no step has begun: a shard alone is computed
+        """Return the values of variables in a phase."""
+        if not place or self._start is None:  # a single shard is computed outside a step
             start = self._now(self.trainable), self._now(self.parts.states)
             return OwnValues(*start, [self._now(self._weights_of(q)) for q in range(place)])
         return OwnValues(*self._start, self._later[:place])
 
     def fixed(self) -> None:
-        """Return nothing: no value is known not to change."""
+        """Return None: any value may change."""
 
     def run(
         self, place: int, values: OwnValues, leaves: Sequence[Any], seeds: Any, part: tf.Tensor
@@ -129,9 +129,9 @@ class OwnStep:
         """Run the step up to the end of a phase.
 
         Returns:
-            The gradients at that end; by their `id`, the values of weights that the step has assigned before it; the
-            scope with all changes; the numbers that the step returned, None in phases before the last; and what metrics
-            of the whole batch get, in the last phase.
+            The gradients at that end; the values of weights that the step assigned before it, by the weights' `id`; the
+            scope with all changes; the numbers that the step returned, or None before the last phase; and, in the last
+            phase, the input of the metrics of the whole batch.
         """
         gradients: list[Any] = []
         assigned: dict[int, Any] = {}
@@ -142,7 +142,7 @@ class OwnStep:
             at, seen = seen, seen + 1
             if [self._update(optimizer, computed, weights)] != self.findings.applies[at : at + 1]:
                 raise ModelError(
-                    "train_step makes other updates when it is traced again. It must be the same each time."
+                    "train_step makes different updates when it is traced again. It must be the same each time."
                 )
             if at < place:
                 for variable, value in zip(self._weights_of(at), values.later[at], strict=True):
@@ -166,7 +166,7 @@ class OwnStep:
         return gradients, assigned, scope, logs, self.gathered.pack(calls)
 
     def finish(self, row: tf.Tensor) -> None:
-        """Do what comes after the last update and is the same for all shards, with its reduced row; to be traced."""
+        """Compute the values that depend on the updated weights, and keep the results of the step; to be traced."""
         returned = row[1 + sum(elements(self.metrics)) :]
         numbers = {name: returned[i] for i, name in enumerate(self.findings.names)}
         if self.findings.late or self.findings.late_names:
@@ -186,7 +186,7 @@ class OwnStep:
         add_to(self.metrics, row[: sum(elements(self.metrics))], self.gathered.variables)
 
     def _any_batch(self) -> list[tf.Tensor]:
-        """Make a batch of which nothing is used, with lengths that are as unknown as those of the data."""
+        """Return a batch whose values are not used, with the unknown lengths of the data."""
         return [
             tf.compat.v1.placeholder_with_default(
                 tf.zeros([8 if n is None else n for n in spec.shape], spec.dtype), spec.shape
@@ -194,7 +194,7 @@ class OwnStep:
             for spec in self._leaves
         ]
 
-    # -- what the step does --------------------------------------------------------------------------------------------
+    # -- inspection of the step ----------------------------------------------------------------------------------------
 
     def _survey_updates(self) -> None:
         def whole(leaves: Any, seeds: Any) -> tf.Tensor:
@@ -204,7 +204,7 @@ class OwnStep:
                 update = self._update(optimizer, computed, weights)
                 self._check_weights(scope, [self.trainable[i] for i in update[1]])
                 self.findings.applies.append(update)
-                marks.clear()  # of the last update
+                marks.clear()  # only the last update counts
                 for variable in self._weights_of(-1):
                     marks.append(tf.identity(scope.get_current_value(variable)))
                     scope.hold(variable, marks[-1])
@@ -216,8 +216,8 @@ class OwnStep:
             for variable in scope.changed.values():
                 if id(variable) not in known:
                     raise ModelError(
-                        f"train_step changes the variable {variable.path}, which is not of the model. Make it, or the "
-                        "layer or metric that has it, an attribute of the model, so that it is saved with it."
+                        f"train_step changes the variable {variable.path}, which does not belong to the model. Make "
+                        "it, or its layer or metric, an attribute of the model, so that it is saved with the model."
                     )
             changed = [v for v in self.states if id(v) in scope.changed]
             is_late = tracing.depends([scope.get_current_value(v) for v in changed], marks)
@@ -226,7 +226,7 @@ class OwnStep:
             self._of_weights.update(zip(logs, tracing.depends(list(logs.values()), marks), strict=True))
             if any(tracing.depends([scope.get_current_value(v) for v in self.metrics], marks)):
                 raise ModelError(
-                    "train_step updates a metric with a prediction that is made after the last update of the weights. "
+                    "train_step updates a metric with a prediction made after the last update of weights. "
                     "Predict before optimizer.apply, as Keras's own train_step does."
                 )
             return own_run.loss_of(logs)
@@ -244,7 +244,7 @@ class OwnStep:
         def whole(leaves: Any, seeds: Any) -> tf.Tensor:
             later = [self._now(self._weights_of(q)) for q in range(len(self.findings.applies))]
             scope, logs = self._afterwards(leaves, seeds, later)
-            # Each shard has its own random numbers, as it has its own records.
+            # Random numbers differ between shards like records, so seeds count as part of the batch.
             sources = [leaf for leaf in [*tf.nest.flatten(leaves), seeds] if isinstance(leaf, tf.Tensor)]
             values = [scope.get_current_value(v) for v in self.findings.late]
             for variable, is_of_batch in zip(self.findings.late, tracing.depends(values, sources), strict=True):
@@ -254,13 +254,13 @@ class OwnStep:
                 if not is_of_batch:
                     self.findings.late_names.add(name)
                 elif self._of_weights.get(name):
-                    raise ModelError(_OF_BOTH.format(f"what it returns as {name!r}"))
+                    raise ModelError(_OF_BOTH.format(f"the result {name!r}"))
             return own_run.loss_of(logs)
 
         tf.function(whole, autograph=False).get_concrete_function(self._leaves, self._seeds_spec())
 
     def _afterwards(self, leaves: Sequence[Any], seeds: Any, later: Sequence[list[Any]]) -> tuple[OwnScope, Any]:
-        """Run the step once all updates are made, with what all shards together have made of metrics and states."""
+        """Run the step after all updates, with the metrics and states of all shards together."""
         late = {id(v) for v in self.findings.late}
         pinned = [*(v for v in self.states if id(v) not in late), *self.metrics, *self.seeds]
         seen = 0
@@ -272,29 +272,29 @@ class OwnStep:
             seen += 1
 
         weights = self._start[0] if self._start is not None else self._now(self.trainable)
-        # An average of something that the shards have changed is made of what they have changed together.
+        # An average of a value that shards have changed must use the sum of their changes.
         states, metrics = self._now(self.parts.states), self._now(self.metrics)
         scope = OwnScope(self._mapping(weights, states, seeds, metrics), pinned)
         logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
         return scope, logs
 
     def _check_weights(self, scope: OwnScope, weights: Sequence[keras.Variable]) -> None:
-        """Refuse an update of nothing, and with several shards that of a weight that the step has assigned before."""
+        """Refuse an update without gradients and, with several shards, of a weight that the step assigned before."""
         if not weights:
             raise ModelError(
-                "train_step hands an optimizer gradients that are all None: the loss depends on none of these weights. "
-                "Compute it inside of `with tf.GradientTape() as tape:`, from outputs of the model."
+                "train_step passes an optimizer gradients that are all None, so the loss depends on none of these "
+                "weights. Compute the loss inside `with tf.GradientTape() as tape:`, from outputs of the model."
             )
         for variable in weights:
             if id(variable) in scope.changed and self._shards > 1:
                 raise WholeBatchError(
                     f"train_step assigns {variable.path} before its optimizer updates it, as SAM and "
-                    "SpectralNormalization do. Each logical shard would assign another value. Use --logical-shards 1 "
-                    "--workers 1, with which it trains as in Keras, or keep such values in a weight of their own."
+                    "SpectralNormalization do. Each logical shard would assign its own value. Use --logical-shards 1 "
+                    "--workers 1 to train as in Keras, or keep such values in a separate weight."
                 )
 
     def _update(self, optimizer: Any, computed: Sequence[Any], weights: Sequence[Any]) -> tuple[int, list[int]]:
-        """Return an update as `Findings.applies` has it."""
+        """Return an update in the form of `Findings.applies`."""
         chosen = [v for v, gradient in zip(weights, computed, strict=True) if gradient is not None]
         return self._optimizer(optimizer), [self._weight(v) for v in chosen]
 
@@ -313,7 +313,7 @@ class OwnStep:
                 return place
         raise ModelError(
             f"train_step updates {getattr(variable, 'path', variable.name)}, which is not among the model's trainable "
-            "variables. Make the layer that has it an attribute of the model, with trainable=True."
+            "variables. Make its layer an attribute of the model, with trainable=True."
         )
 
     def _weights_of(self, place: int) -> list[keras.Variable]:
@@ -341,8 +341,8 @@ class OwnValues(NamedTuple):
     """The values of variables in a phase.
 
     Attributes:
-        weights, states: of `Parts`, when the step began.
-        later: for each update before this phase, what its weights hold since then.
+        weights, states: values of the variables of `Parts` when the step began.
+        later: for each update before this phase, the values of its weights after the update.
     """
 
     weights: list[Any]
@@ -351,7 +351,7 @@ class OwnValues(NamedTuple):
 
 
 class Phase(ShardWork):
-    """One update of a model's own step, at its place in the step, for one logical shard."""
+    """One phase of a model's custom step, which ends with its update at `place`, for one logical shard."""
 
     def __init__(self, step: OwnStep, place: int, jit: bool):
         applies = step.findings.applies
@@ -372,7 +372,7 @@ class Phase(ShardWork):
         return self._result(gradients, updates, row, weight, outputs)
 
     def values(self, known: Any = None) -> OwnValues:
-        """Return what variables hold in this phase."""
+        """Return the values of variables in this phase."""
         return self._step.values(self._place)
 
     def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:

@@ -1,8 +1,8 @@
-"""`--log-device-placement`: the device on which TensorFlow has placed each operation of the training step.
+"""`--log-device-placement`: reports the device of each operation of the training step.
 
-TensorFlow's own placement log goes to the standard error of the worker, on whichever machine that runs, and only if
-TensorFlow's messages are not silenced. raytf reads the placement from the graphs that TensorFlow runs, after placement
-and optimization.
+TensorFlow's own placement log is written to the standard error of each worker on its machine, and only if TensorFlow's
+messages are not silenced. So raytf reads the placement from the graphs that TensorFlow runs, which are placed and
+optimized.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def reported(storage: Storage, attempt: str, rank: int, say: Callable[[str], Non
     Args:
         storage: the run's folder, which gets the full list.
         attempt: name of the attempt.
-        rank: of this worker.
+        rank: rank of this worker.
         say: prints a line of the summary for the user.
     """
     with collected() as ops:
@@ -61,7 +61,7 @@ def reported(storage: Storage, attempt: str, rank: int, say: Callable[[str], Non
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[PlacedOp]]:
-    """Yield a list that holds, after the `with` statement, the operations that TensorFlow ran inside it."""
+    """Yield a list that contains, after the `with` block, the operations that TensorFlow ran inside it."""
     ops: list[PlacedOp] = []
     with _tensorflow.ran_graphs() as graphs:
         yield ops
@@ -72,7 +72,7 @@ def collected() -> Iterator[list[PlacedOp]]:
 
 
 def summary(rank: int, ops: Iterable[PlacedOp]) -> list[str]:
-    """Return one line for each device."""
+    """Return a line for each device with its number of operations and their main kinds."""
     kinds_by_device: dict[str, Counter[str]] = {}
     for op in ops:
         kinds_by_device.setdefault(op.device, Counter()).update([] if op.kind in _PLUMBING else [op.kind])

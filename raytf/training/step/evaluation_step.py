@@ -1,4 +1,4 @@
-"""The evaluation step: loss and metrics of this worker's logical shards, without an update."""
+"""The evaluation step, which computes loss and metrics of this worker's logical shards without an update."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EvalStep:
     the number of workers.
 
     Attributes:
-        is_general: whether one graph serves for any shards, see `take`.
+        is_general: whether one graph works for any shards, see `take`.
     """
 
     def __init__(
@@ -80,22 +80,22 @@ class EvalStep:
             micro = OwnTest(model, template, leaves, self._plan.global_batch_size)
         else:
             micro = MicroBatch(model, template, training=False)
-        if notes_of(model).metrics.whole:  # a loop must know what they get before it is traced
+        if notes_of(model).metrics.whole:  # a loop must know the shapes of their inputs before it is traced
             seeds = tf.TensorSpec([len(micro.seeds), 2], tf.int32)
             probe = tf.function(lambda leaves, seeds: micro(leaves, seeds, tf.constant(1.0)).row, autograph=False)
             probe.get_concrete_function(leaves, seeds)
         return micro
 
     def __call__(self, call: CallBatch, totals: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Evaluate some steps of this worker's shards.
+        """Evaluate the steps of a call for this worker's shards.
 
         Args:
-            call: K steps.
-            totals: [K, n] `divisors` summed over all shards; by default this worker is assumed to have all of them.
+            call: a call with K steps.
+            totals: [K, n] `divisors`, summed over all shards; by default this worker is assumed to have all shards.
 
         Returns:
-            [L, 1 + M] what the records add to loss and metrics, for each shard; and [K, n, width] what metrics of the
-            whole batch get of each step, None where there are none.
+            The sums of loss and metrics for each shard, [L, 1 + M]; and the rows of each step for metrics of the whole
+            batch, [K, n, width], or None if there are no such metrics.
         """
         if totals is None:
             totals = self.divisors(call).sum(1)
@@ -107,30 +107,30 @@ class EvalStep:
 
     @property
     def output_width(self) -> int:
-        """Return the float32 words of a record that metrics of the whole batch get; 0 where there are none."""
+        """Return the number of float32 words per record for metrics of the whole batch; 0 without such metrics."""
         return sum(layout.width for layout in self.micro.outputs)
 
     def update(self, rows: np.ndarray) -> None:
-        """Update the metrics of the whole batch with the rows of all records of a step, in their order."""
+        """Update the metrics of the whole batch with the rows of all records of a step, in order."""
         self._update([tf.constant(rows)])
 
     def take(self, shards: range) -> None:
-        """Compute other shards from the next call on; where the step is general."""
+        """Compute other shards from the next call on; only if `is_general`."""
         assert self.is_general
         self._shards = shards
 
     def trace(self) -> None:
-        """Trace the graphs and run them on zeros now, and not in the first evaluation; where the step is general."""
+        """Trace the graphs and run them on zeros, before the first evaluation needs them; only if `is_general`."""
         assert self.is_general
         shards, self._shards, plan = self._shards, range(1), self._plan
         for full, are_there in ((True, plan.full_steps), (False, plan.full_steps < plan.steps_per_epoch)):
             if are_there:
-                with suppress(tf.errors.OpError):  # a model may refuse zeros; its records are another matter
+                with suppress(tf.errors.OpError):  # a model may refuse zeros, unlike its records
                     self(CallBatch.of_zeros(self._specs, plan, len(self.micro.seeds), 1, full))
         self._shards = shards
 
     def divisors(self, call: CallBatch) -> np.ndarray:
-        """Return [K, L, n] the divisors of the losses that are divided by data, for each step and shard."""
+        """Return the divisors of the losses that are divided by data, for each step and shard, as [K, L, n]."""
         if not self.micro.divided:
             return np.zeros((call.stop - call.start, len(self._shards), 0), np.float32)
         if call.full:
@@ -155,7 +155,7 @@ class EvalStep:
         return shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, self.micro.values())[None]
 
     def _full_steps(self, leaves, seeds, begin, totals):
-        fixed = fixed_values(self._devices, self.micro.fixed)  # of the whole model: an evaluation changes nothing
+        fixed = fixed_values(self._devices, self.micro.fixed)  # all values: an evaluation changes none
         counts, total = full_counts(self._plan, in_graph(self._shards, self.is_general, begin, seeds))
 
         def body(k, rows, *arrays):
@@ -189,7 +189,7 @@ class EvalStep:
 
 
 class OwnTest(ShardWork):
-    """A `test_step` of the model's own for one logical shard of an evaluation, with steps of `batch` records."""
+    """A model's custom `test_step` for one logical shard of an evaluation, with steps of `batch` records."""
 
     divided: tuple[int, ...] = ()
 
@@ -228,7 +228,7 @@ class OwnTest(ShardWork):
         add_to(self.metrics, row[: sum(elements(self.metrics))], self._gathered.variables)
 
     def logs(self, row: Any, steps: int) -> dict[str, Any]:
-        """Return what the step returned, on average over the steps, from the row summed over all shards and steps."""
+        """Return the results of the step, averaged over the steps, from the row summed over all shards and steps."""
         numbers = row[len(row) - len(self.names) :]
         return dict(sorted((name, float(value) / steps) for name, value in zip(self.names, numbers, strict=True)))
 

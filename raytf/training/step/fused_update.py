@@ -1,4 +1,4 @@
-"""Updates of Adam, AdamW and SGD in a single pass over memory, and of Adagrad over the rows that occur alone."""
+"""Updates of Adam, AdamW and SGD in a single pass over memory, and of Adagrad over only the rows that occur."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Update = Callable[[tf.Tensor, tf.Variable, tf.Tensor], None]
 
 @contextlib.contextmanager
 def prepared(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-    """Apply `fused` and `repeatable`; do nothing where there is no optimizer."""
+    """Apply `fused` and `repeatable` to an optimizer, if there is one."""
     if optimizer is None:
         yield
         return
@@ -30,11 +30,11 @@ def prepared(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
 def fused(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
     """Make Adam, AdamW and SGD update each weight with one TensorFlow operation, in graphs traced in this context.
 
-    Keras writes an update as a dozen operations, each of which makes a pass over memory; for a small model that takes
-    longer than its gradients. TensorFlow's own kernels do the same arithmetic in the same order in one pass, except
-    that they round Adam's betas to the weights' type before they compute 1 - beta (a relative error of 5e-5 at 0.999).
-    Of rows, Adagrad computes those that occur. Clipping, weight decay, averages and loss scales are still Keras's, as
-    is any other update.
+    Keras composes an update of a dozen operations, each with a pass over memory, which takes longer than the gradients
+    of a small model. TensorFlow's kernels do the same arithmetic in the same order in one pass, except that they round
+    Adam's betas to the weights' type before they compute 1 - beta (a relative error of 5e-5 at 0.999). For slices,
+    Adagrad updates only the rows that occur. Keras still computes clipping, weight decay, averages, loss scales and all
+    other updates.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     own, update = type(inner).update_step, None
@@ -56,9 +56,9 @@ def fused(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextMa
 
 
 def repeatable(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
-    """Make an optimizer add each row of slices once to a variable, so that the last bits do not differ by chance.
+    """Make an optimizer add each row of slices once to a variable, so that the last bits are reproducible.
 
-    Keras hands several occurrences of a row to kernels that add them in an order of their own.
+    Keras passes repeated rows to kernels that add them in an undefined order.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
 
@@ -118,13 +118,13 @@ def _sgd(sgd: Any) -> _Update:
 
 
 def _adagrad_rows(adagrad: Any) -> _Update:
-    """Return Adagrad's update of rows: Keras takes the root of the whole accumulator, and then the rows that occur."""
+    """Return Adagrad's update of only the rows that occur; Keras takes the root of the whole accumulator first."""
 
     def update(gradient: Any, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         rate, epsilon = tf.cast(learning_rate, variable.dtype), tf.constant(adagrad.epsilon, variable.dtype)
         sums, values = _keras.adagrad_sums(adagrad, variable), tf.cast(gradient.values, variable.dtype)
         adagrad.assign_add(sums, tf.IndexedSlices(tf.square(values), gradient.indices, gradient.dense_shape))
-        # Gathered after the root, as in Keras: TensorFlow makes another operation, with other bits, of a / sqrt(b).
+        # Gather after the root, as in Keras: TensorFlow fuses a / sqrt(b) to an operation with different bits.
         rows, place = tf.unique(gradient.indices)
         roots = tf.gather(tf.sqrt(sums.value.sparse_read(rows) + epsilon), place)
         divided = rate * values / roots

@@ -1,7 +1,7 @@
-"""Learning-rate scaling and warm-up: the factor by which the model's own rate is multiplied at a step.
+"""Learning-rate scaling and warm-up: computes the factor of the model's own rate at each step.
 
-The factor depends only on the configuration and the step. In Horovod the global batch grows with the number of workers,
-and the rate with it; here the global batch is a setting, so the rate depends on that and not on the number of workers.
+The factor depends only on the configuration and the step. In Horovod the global batch and the rate grow with the number
+of workers. In raytf the global batch is a setting, so the rate depends on this setting, not on the number of workers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class LearningRate:
     """Reads an optimizer's rate and applies scaling and warm-up to it.
 
     A constant rate is scaled once, in the constructor, so that callbacks (ReduceLROnPlateau, LearningRateScheduler) see
-    and set the scaled rate; the warm-up multiplies whatever they have set. A schedule is not changed; its value is
-    multiplied. The step is the optimizer's, which every checkpoint holds, so a resumed run has the same rates.
+    and set the scaled rate, which the warm-up multiplies. A schedule is not changed, but its value is multiplied. The
+    step is the optimizer's step, which every checkpoint contains, so a resumed run has the same rates.
 
     Args:
-        optimizer: built, and not restored yet.
+        optimizer: the optimizer, built but not restored yet.
         law: the scaling and warm-up; None leaves the rate unchanged.
     """
 
@@ -41,7 +41,7 @@ class LearningRate:
             own.assign(own * law.factor)
 
     def of_copy(self, optimizer: keras.optimizers.Optimizer) -> LearningRate:
-        """Apply the same law to a copy of the optimizer in its current state: a constant rate is not scaled again."""
+        """Return the rate of a copy of the optimizer under the same law; a constant rate is not scaled again."""
         other = copy.copy(self)
         other._optimizer, other._inner = optimizer, getattr(optimizer, "inner_optimizer", optimizer)
         return other
@@ -55,7 +55,7 @@ class LearningRate:
             rate *= self._law.factor
         if not self._law.warmup_steps:
             return rate
-        # The optimizer counts its updates, of which there is one in several batches if it adds their gradients.
+        # The optimizer counts updates. With gradient accumulation, there are several batches per update.
         batches = tf.convert_to_tensor(self._inner.iterations) * (self._inner.gradient_accumulation_steps or 1)
         step, last = batches + 1, self._law.warmup_steps
         begin = self._law.begin
@@ -64,20 +64,20 @@ class LearningRate:
 
     @property
     def is_unchanged(self) -> bool:
-        """Return whether the optimizer's rate is its own."""
+        """Return whether the optimizer's own rate is used unchanged."""
         return self._law is None
 
     def applied(self, rate: tf.Tensor) -> AbstractContextManager[None]:
-        """Make the optimizer use this rate in graphs that are traced in this context; afterwards it uses its own."""
+        """Make the optimizer use this rate in graphs that are traced in this context, and its own rate afterwards."""
         return nullcontext() if self._law is None else _keras.with_rate(self._inner, rate)
 
 
 @dataclass(frozen=True)
 class RateLaw:
-    """A scale, and the number of steps in which it is reached.
+    """A scale of the learning rate, and the number of steps until it is reached.
 
     Attributes:
-        factor: multiplies the model's own rate once the warm-up is over.
+        factor: factor of the model's own rate after the warm-up.
         warmup_steps: steps of the warm-up; 0 for no warm-up.
     """
 
@@ -86,7 +86,7 @@ class RateLaw:
 
     @property
     def begin(self) -> float:
-        """Return the fraction at which the warm-up begins: the model's own rate if that is scaled up, else 0."""
+        """Return the fraction at which the warm-up begins: the model's own rate if it is scaled up, otherwise 0."""
         return min(1.0, 1 / self.factor) if self.factor > 1 else 0.0
 
     def share(self, step: int) -> float:
@@ -97,7 +97,7 @@ class RateLaw:
 
 
 def law(section: RateSection, global_batch_size: int, steps_per_epoch: int) -> RateLaw | None:
-    """Return the scaling and warm-up that the flags ask for; None if they leave the rate unchanged."""
+    """Return the scaling and warm-up that the flags request; None if they leave the rate unchanged."""
     ratio = global_batch_size / section.base_batch_size
     factor = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[section.scale_learning_rate]
     steps = round(section.warmup_epochs * steps_per_epoch)
@@ -105,16 +105,16 @@ def law(section: RateSection, global_batch_size: int, steps_per_epoch: int) -> R
 
 
 def of_model(section: RateSection, model: keras.Model, plan: StepPlan) -> LearningRate:
-    """Return the learning rate of a model's optimizer with a run's flags applied. Call it before a checkpoint is
-    restored, which holds the scaled rate.
+    """Return the learning rate of a model's optimizer with a run's flags applied. Call this before a checkpoint, which
+    contains the scaled rate, is restored.
 
     Raises:
-        ConfigError: the flags change one rate, and the optimizer has several.
+        ConfigError: the flags change the rate, but the optimizer has several rates.
     """
     wanted = law(section, plan.global_batch_size, plan.epoch_start(1))
     if wanted is not None and not _keras.has_one_rate(model.optimizer):
         raise ConfigError(
-            "--scale-learning-rate and --warmup-epochs change one learning rate, and the model's optimizer has "
-            "several. Leave the flags out, and pass its optimizers schedules."
+            "--scale-learning-rate and --warmup-epochs change a single learning rate, but the model's optimizer has "
+            "several. Remove the flags, and pass schedules to its optimizers."
         )
     return LearningRate(model.optimizer, wanted)

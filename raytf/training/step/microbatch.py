@@ -1,8 +1,8 @@
-"""A micro-batch, which is one logical shard of one step.
+"""Computes a micro-batch, which is one logical shard of one step.
 
 Each micro-batch is a pure function of the weights, the layers' states at the start of the step, its records and its
-seeds. It runs in a `keras.StatelessScope`, so every shard of a step starts from the same state, whichever worker it
-is on, and the values that layers and metrics would have written are returned and can be reduced.
+seeds. It runs in a `keras.StatelessScope`: every shard of a step starts from the same state, on any worker, and the
+values that layers and metrics would write are returned, so that they can be reduced.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from raytf.training.step.shard_work import ShardResult, ShardWork, add_to, added
 
 
 class StepValues(NamedTuple):
-    """Tensors for a model's trainable weights and layers' states; None for values that are not known.
+    """Tensors for a model's trainable weights and layers' states; None for unknown values.
 
-    In place of a weight of which only rows are read there is its variable: as a tensor it would be copied as a whole.
+    If only rows of a weight are read, its variable takes the place of a tensor, which would be a copy of all rows.
     """
 
     weights: list[Any]
@@ -42,11 +42,11 @@ class MicroBatch(ShardWork):
     """One logical shard of one step, as a pure function.
 
     Args:
-        model: built and compiled.
+        model: the model, built and compiled.
         template: a batch's structure, (x, y, sample_weight).
         training: whether to compute gradients and layers' updates.
-        jit: compile with XLA.
-        keeps_slices: return gradients of lookups as slices; otherwise all gradients are dense.
+        jit: whether to compile with XLA.
+        keeps_slices: whether gradients of lookups stay slices; otherwise all gradients are dense.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class MicroBatch(ShardWork):
         return self._result(gradients, updates, flat([loss * weight, *deltas]), weight, outputs)
 
     def divisors(self, leaves, seeds, values: StepValues) -> tf.Tensor:
-        """Return [n] the divisors of a shard's losses in `divided`; TensorFlow prunes the rest of the graph."""
+        """Return the divisors of a shard's losses in `divided`, [n]; TensorFlow prunes the rest of the graph."""
         x, y, sample_weight = tree.unflatten(self._template, leaves)
         scope = keras.StatelessScope(state_mapping=self._mapping(*values, seeds), collect_losses=True)
         with scope, losses.measured_divisors(self.model) as divisors:
             predicted = self.model(x, **self._kwargs)
             models.compute_loss(self.model, x, y, predicted, sample_weight, self._training)
-        records = tf.cast(tf.shape(leaves[0])[0], tf.float32)  # for a loss whose divisor here is not from the data
+        records = tf.cast(tf.shape(leaves[0])[0], tf.float32)  # for a loss whose divisor does not depend on data here
         known = [divisors[place] for place in self.divided]
         return tf.stack([records if divisor is None else divisor for divisor in known])
 
@@ -129,7 +129,7 @@ class MicroBatch(ShardWork):
         divided: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if factors is not None:
             divided = losses.scaled(model, self.divided, factors)
-        elif self._sums and models.overrides_loss(model):  # which may scale all that it is made of, and add more
+        elif self._sums and models.overrides_loss(model):  # compute_loss may scale its terms, and add others
             divided = losses.divided_by(model, part)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
@@ -146,7 +146,7 @@ class MicroBatch(ShardWork):
                     loss = (loss - extra) / tf.cast(part, loss.dtype) + extra  # the weighted mean is then the sum
                 objective = loss
                 if loss.shape.rank:
-                    # reduction=None: Keras shows the mean of such a loss, and its gradient is that of the sum.
+                    # With reduction=None, Keras shows the mean of the loss, but uses the gradient of its sum.
                     objective = tf.reduce_sum(loss) / tf.cast(part, loss.dtype)
                     loss = tf.reduce_mean(loss)
                 size = tf.shape(leaves[0])[0]
@@ -154,7 +154,7 @@ class MicroBatch(ShardWork):
                 model.compute_metrics(x, y, predicted, sample_weight)
                 if self._training:
                     objective = model.optimizer.scale_loss(objective)
-        metrics = self._loss_metric, *interception.metrics_within(model)  # also those that `model.metrics` leaves out
+        metrics = self._loss_metric, *interception.metrics_within(model)  # includes metrics that `model.metrics` omits
         known = [*(v for v, _ in mapping), *(v for metric in metrics for v in metric.variables)]
         program_variables.check_unchanged(scope.changed.values(), known)
         deltas = added(scope, self.metrics, self._initial_metrics)
@@ -180,14 +180,14 @@ class MicroBatch(ShardWork):
 
     @property
     def phases(self) -> list[MicroBatch]:
-        """Return the parts of a step that each end with an update."""
+        """Return the parts of the step, each of which ends with an update."""
         return [self]
 
     def begin(self) -> None:
-        """Do nothing: a step of one phase has nothing to note at its beginning."""
+        """Do nothing: a step with one phase needs no record of its beginning."""
 
     def finish(self, row: tf.Tensor) -> None:
-        """Do nothing: nothing is left after the update."""
+        """Do nothing: no work remains after the update."""
 
     def update_metrics(self, outputs: Sequence[tf.Tensor]) -> None:
         """Update the metrics of the whole batch with the outputs of all shards, inside a traced function."""

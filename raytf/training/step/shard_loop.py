@@ -1,4 +1,4 @@
-"""The loop over the logical shards that a worker has of one step, on each of its devices."""
+"""The loop over a worker's logical shards of one step, on each of its devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raytf.training.model import losses
 from raytf.training.step.microbatch import MicroBatch, StepValues
 from raytf.training.step.shard_work import OutputLayout, ShardResult, ShardWork
 
-#: The number of times that a rank computes a doubtful shard again.
+#: The number of times that a rank recomputes a shard whose audit failed.
 TIMES = 4
 
 
@@ -30,11 +30,11 @@ class ShardBatch:
     """The records of some shards of one step.
 
     Attributes:
-        leaves: each [L, b, ...].
+        leaves: the leaves of the batch, each [L, b, ...].
         seeds: [L, S, 2].
-        counts: [L] records in each shard, or None if all are full.
-        total: number of records in all shards of this step, if not all are full.
-        factors: [L, n] factors of the losses that are divided by data.
+        counts: the number of records in each shard, [L]; None if all shards are full.
+        total: the number of records in all shards of this step, unless all are full.
+        factors: the factors of the losses that are divided by data, [L, n].
     """
 
     leaves: list[tf.Tensor]
@@ -44,7 +44,7 @@ class ShardBatch:
     factors: tf.Tensor | None = None
 
     def part(self, own: range) -> ShardBatch:
-        """Return the part with the shards of `own`, indices into this batch."""
+        """Return the batch of the shards with the indices `own`."""
         at = slice(own.start, own.stop)
         counts, factors = (None if each is None else each[at] for each in (self.counts, self.factors))
         return ShardBatch([leaf[at] for leaf in self.leaves], self.seeds[at], counts, self.total, factors)
@@ -52,18 +52,18 @@ class ShardBatch:
 
 @dataclass(frozen=True)
 class ShardSum:
-    """The way the results of shards are summed.
+    """How the results of shards are summed.
 
     Attributes:
-        encode: (tensors, weight) -> encoded tensors, and what they add to the row.
-        like: specs of a shard's encoded tensors and row.
+        encode: (tensors, weight) -> encoded tensors, and their columns of the row.
+        like: specs of a shard's encoded tensors and of its row.
         shards: number of shards of all workers.
         alike: whether a shard's bits must not depend on the number of shards.
-        early: all-reduces the tensors in buckets, each as soon as this worker has computed it; for a worker with one
-            device.
-        digest: (encoded tensors, slices, row) -> what the row has before what `encode` adds.
-        beside: how many of the shards, the last ones, are not summed; at most one, and none with `early`. None where
-            that is never so.
+        early: all-reduces the tensors in buckets, each as soon as this worker has computed it; only for a worker with
+            one device.
+        digest: (encoded tensors, slices, row) -> digests, which precede the columns of `encode` in the row.
+        beside: the number of last shards that are not summed: at most one, and none with `early`. None if all shards
+            are always summed.
     """
 
     encode: Encode
@@ -80,20 +80,21 @@ def loop_shards(
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
     """Sum the encoded tensors of a device's shards of one step.
 
-    Return the sums, the shards' rows [L, M], and their slices and outputs in shard order.
+    Shards are computed one after another, so a device needs memory for only one micro-batch. Even a single shard is
+    computed in a loop: TensorFlow optimizes a loop's body separately, so the body is the same for any number of shards.
+    Only if the last bits may differ, a single shard needs no loop.
 
-    Shards are computed one after another, so that memory is that of one micro-batch however many shards a device has. A
-    single shard is computed in a loop as well: TensorFlow optimizes a loop's body separately, so it is the same for
-    every number of shards. If the last bits may differ, a single shard needs no loop.
-
-    A shard that is not summed is computed first, and the sum begins after it: so there is no sum with zeros, which a
-    CPU would write and read, and audits need no branch of their own.
+    A shard that is not summed is computed first, and the sum begins after it. This avoids a sum with zeros, which a CPU
+    would write and read, and a separate branch for audits.
 
     Args:
         micro: the micro-batch.
         how: how the results are summed.
-        shards: records of the device's shards.
-        values: values of the model; all shards start from them.
+        shards: the records of the device's shards.
+        values: the values of the model from which all shards start.
+
+    Returns:
+        The sums, the shards' rows [L, M], and the slices and outputs of the shards, in order.
     """
     like, early, counts, factors = how.like, how.early, shards.counts, shards.factors
     size, layouts = shards.seeds.shape[0], micro.layouts
@@ -141,7 +142,7 @@ def loop_shards(
     rows = tf.TensorArray(tf.float32, rounds, element_shape=like[1].shape)
     arrays = [tf.TensorArray(tf.float32, rounds, element_shape=s.shape, infer_shape=False) for s in packed]
     start = (tf.constant(0), [wire.zeros([0], spec.dtype) for spec in like[0]], rows, arrays)
-    # The sum is empty until the first shard that counts.
+    # The sum is empty until the first shard that is summed, so its shape is unknown.
     free = None, [tf.TensorShape(None)] * len(like[0]), None, [None] * len(arrays)
     _, summed, rows, arrays = tf.while_loop(lambda k, *_: k < rounds, body, start, free, parallel_iterations=1)
     summed = [tf.ensure_shape(each, spec.shape) for each, spec in zip(summed, like[0], strict=True)]
@@ -155,18 +156,18 @@ def _added(before: list[tf.Tensor], more: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _joined(array: tf.TensorArray, layout: SliceLayout | OutputLayout, has_gaps: bool) -> tf.Tensor:
-    """Return the slices of all shards one after another."""
+    """Return the concatenated slices of all shards."""
     if has_gaps or layout.count is None:
         return array.concat()
-    # On a GPU, `concat` would tell the host how long each part is.
+    # On a GPU, `concat` would copy the lengths of the parts to the host.
     return tf.reshape(array.stack(), [-1, layout.width])
 
 
 def spread_shards(
     devices: Devices, micro: ShardWork, how: ShardSum, shards: ShardBatch, fixed: Sequence[Any]
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-    """Do what `loop_shards` does for all shards of this worker, which its devices compute at the same time, each with
-    its copies of the values that no step changes (`fixed`)."""
+    """Do the work of `loop_shards` for all shards of this worker, in parallel on its devices. Each device uses its own
+    copies of the values that no step changes (`fixed`)."""
     summed, rows, slices = [], [], []
     size = shards.seeds.shape[0]
     parts = [shards] if size is None else [shards.part(own) for own in devices.spread(size)]
@@ -184,9 +185,9 @@ class StepShards(NamedTuple):
     """The shards of a step that a worker computes.
 
     Attributes:
-        part: of this worker in the sums, with the shards' numbers.
-        counts: [L] records in each, or None if all are full.
-        total: records in all shards of the step, if not all are full.
+        part: this worker's part in the sums, with the numbers of its shards.
+        counts: the number of records in each shard, [L]; None if all shards are full.
+        total: the number of records in all shards of the step, unless all are full.
     """
 
     part: WorkerPart
@@ -195,7 +196,7 @@ class StepShards(NamedTuple):
 
 
 def full_counts(plan: StepPlan, shards: Span, audit: tf.Tensor | None = None) -> tuple[tf.Tensor | None, int]:
-    """Return `counts` and `total` of `ShardBatch` for a full step of some shards, and of one that is audited."""
+    """Return `counts` and `total` of `ShardBatch` for a full step of some shards, and of an audited shard, if any."""
     if plan.is_even:
         return None, 0
     sizes = tf.constant(plan.sizes, tf.int32)
@@ -208,7 +209,7 @@ def full_counts(plan: StepPlan, shards: Span, audit: tf.Tensor | None = None) ->
 def shard_divisors(
     micro: MicroBatch, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: Any, values: StepValues
 ) -> Any:
-    """Return [L, n] the divisors of each shard's losses that are divided by data; 0 for a shard without records."""
+    """Return the divisors of each shard's losses that are divided by data, [L, n]; 0 for an empty shard."""
     count = len(micro.divided)
 
     def one(i: tf.Tensor) -> tf.Tensor:
@@ -222,21 +223,21 @@ def shard_divisors(
 
 
 def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, plan: StepPlan) -> tf.Tensor:
-    """Return [L, n] the factors by which the shards' losses are multiplied, for `loop_shards`.
+    """Return the factors of the shards' losses for `loop_shards`, [L, n].
 
     Args:
-        own: [L, n] result of `shard_divisors`.
-        totals: [n] divisors summed over all shards of the step.
-        counts: [L] records in each shard, or None if all are full.
-        total: number of records in all shards of the step.
-        plan: has the number of shards.
+        own: the result of `shard_divisors`, [L, n].
+        totals: the divisors summed over all shards of the step, [n].
+        counts: the number of records in each shard, [L]; None if all shards are full.
+        total: the number of records in all shards of the step.
+        plan: the plan, for its number of shards.
     """
     weights = tf.constant(1.0 / plan.shards) if counts is None else counts / total
     return losses.factors(own, totals, weights)
 
 
 def fixed_values(devices: Devices, fixed: Callable[[], Any]) -> list[Any]:
-    """Return, for each device, copies of the values that no step changes (`ShardWork.fixed`); made once per call."""
+    """Return each device's copies of the values that no step changes (`ShardWork.fixed`), made once per call."""
     copies = []
     for device in range(len(devices.names)):
         with devices.on(device):
@@ -249,8 +250,8 @@ class ShardSums(NamedTuple):
 
     Attributes:
         devices: this process's devices.
-        part: of this worker in the sums.
-        of: how many shards a batch is divided into.
+        part: this worker's part in the sums.
+        of: the number of shards into which a batch is divided.
     """
 
     devices: Devices
@@ -271,12 +272,12 @@ class ShardSums(NamedTuple):
             work: the computation of a shard.
             reduction: how its tensors are added.
             batch: this worker's shards.
-            flags: [F] this worker's flags, whole numbers.
-            fixed: for each device, its copies of the values that no step changes.
+            flags: this worker's flags, [F], which are whole numbers.
+            fixed: each device's copies of the values that no step changes.
         """
         is_float, part, of = isinstance(reduction, reductions.FloatReduction), self.part, self.of
-        # If all shards have the same weight, the sum is multiplied by it once, after the shards. With overlap that is
-        # too late: the sum already has the gradients of other workers.
+        # If all shards have the same weight, the sum is multiplied by it once, after the shards. With overlap this is
+        # too late, because the sum already contains gradients of other workers.
         is_even = is_float and batch.counts is None and reduction.overlap is None
         beside = None if part.audit is None else part.audit.beside
 
@@ -300,38 +301,44 @@ class ShardSums(NamedTuple):
 
 
 def encoded_specs(work: ShardWork, reduction: reductions.Reduction) -> tuple[list[tf.TensorSpec], tf.TensorSpec]:
-    """Return `ShardSum.like` for a computation and the way its tensors are added."""
+    """Return `ShardSum.like` for a computation and the reduction of its tensors."""
     width = work.row_width + reduction.digest_width(len(work.slices)) + reduction.extra
     return [tf.TensorSpec(s, reduction.dtype) for s in reduction.shapes], tf.TensorSpec([width], tf.float32)
 
 
 def results(reduced: reductions.Reduced, gradients: Sequence[Any]) -> list[tf.Tensor]:
-    """Return what is known when all sums over workers of a computation are done.
+    """Return the tensors that are known once all sums of a computation over the workers are done.
 
-    TensorFlow keeps no order among calls of Python in a graph (`auto_control_deps.py`), and those add what the workers
-    of a host bring at the same time. So whatever is added next must wait for these.
+    TensorFlow does not order calls of Python in a graph (`auto_control_deps.py`), but the workers of a host must make
+    their sums in the same order. So the next sum must wait for these tensors.
     """
     every = [*reduced.tensors, reduced.row, reduced.flags, *gradients, *reduced.outputs]
     return [each.values if isinstance(each, tf.IndexedSlices) else each for each in every]
 
 
 class ShardTimer:
-    """Measures full micro-batches of so many records and pairs of seeds, of which nothing is kept: a traced function
-    (leaves, seeds) -> `ShardResult`, and the leaves of the first records."""
+    """Measures the duration of full micro-batches, whose results are dropped.
+
+    Args:
+        compute: a traced function (leaves, seeds) -> `ShardResult`.
+        first: the leaves of the first records.
+        records: records of a micro-batch.
+        seeds: pairs of seeds of a micro-batch.
+    """
 
     def __init__(self, compute: Any, first: Sequence[np.ndarray], records: int, seeds: int):
         self._compute, self._first, self._records, self._seeds = compute, first, records, seeds
-        #: Whether the graph was prepared by a run.
+        #: Whether a first run has prepared the graph.
         self._is_ready = False
 
     def seconds(self) -> float:
-        """Measure the seconds of one micro-batch: the faster of two runs."""
+        """Return the seconds of one micro-batch, measured as the faster of two runs."""
         batch = self._batch()
         return min(self._run(batch), self._run(batch))
 
     def sample(self, seconds: float) -> tuple[float, float]:
-        """Measure micro-batches for at least this long, at least one; return the average seconds, and those that it
-        took."""
+        """Measure one or more micro-batches for at least `seconds`. Return the average seconds of a micro-batch and
+        the total seconds."""
         batch = self._batch()
         began, runs = time.perf_counter(), 0
         while not runs or time.perf_counter() - began < seconds:
@@ -341,7 +348,7 @@ class ShardTimer:
         return taken / runs, taken
 
     def _batch(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return the first records, repeated. Not every model takes zeros: CTC takes no empty text."""
+        """Return the first records, repeated, because some models reject zeros: CTC rejects an empty text."""
         leaves = [np.resize(leaf, (self._records, *np.shape(leaf)[1:])) for leaf in self._first]
         batch = leaves, np.zeros([self._seeds, 2], np.int32)
         if not self._is_ready:
@@ -350,9 +357,9 @@ class ShardTimer:
         return batch
 
     def _run(self, batch: tuple[list[np.ndarray], np.ndarray]) -> float:
-        """Compute one micro-batch to its end, and return the seconds it took.
+        """Compute one micro-batch, and return the seconds that this takes.
 
-        Only its row is fetched, a few bytes: fetching gradients from a GPU would take longer than computing them.
+        Only its row is fetched: fetching gradients from a GPU would take longer than computing them.
         """
         leaves, seeds = batch
         began = time.perf_counter()
@@ -361,8 +368,7 @@ class ShardTimer:
 
 
 class StepAudit:
-    """Computes the digests of audited shards, for a traced computation of a shard whose tensors are added in fixed
-    point."""
+    """Compares the digests of audited shards, and recomputes them if they differ; only for sums in fixed point."""
 
     def __init__(self, work: Any, reduction: FixedPointReduction, shards: int):
         self._work, self._reduction, self._shards = work, reduction, shards
@@ -373,18 +379,18 @@ class StepAudit:
         self._again: Any = tf.function(self._one_shard, autograph=False)
 
     def check(self, row: AuditRow) -> tf.Operation:
-        """Fail the step where the digests differ; to be traced. Changes of the state wait for it.
+        """Fail the step if the digests differ; to be traced. Changes of the state must wait for this operation.
 
-        There is no branch: a few small numbers are kept of each step, which takes less time than not to keep them.
+        The digests and exponents of each step are kept, because this takes less time than a branch.
         """
         with tf.device("CPU:0"):
             kept = [self._digests.assign(row.digests), self._exponents.assign(row.exponents)]
             with tf.control_dependencies(kept):
-                why = "two workers have computed other bits of a shard"
+                why = "two workers have computed different bits for a shard"
                 return tf.raw_ops.Assert(condition=row.agreed, data=[why])
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """Return the digests of the shard's own worker and of the other one; None where no step has failed since."""
+        """Return the digests of the shard's owner and of the auditor; None if no step failed since the last call."""
         own, other = (each.tobytes() for each in self._digests.numpy())
         if own == other:
             return None
@@ -392,13 +398,13 @@ class StepAudit:
         return own, other
 
     def again(self, leaves: list[np.ndarray], seeds: np.ndarray, count: int | None, total: int) -> list[bytes]:
-        """Compute a shard of a full step again, several times, with the present weights and the exponents of the failed
-        step; return its digests.
+        """Compute a shard of a full step again, several times, with the current weights and the exponents of the failed
+        step, and return its digests.
 
         Args:
             leaves: leaves of the shard, each [1, b, ...].
             seeds: [1, S, 2].
-            count: records of the shard; None where all shards have as many.
+            count: records of the shard; None if all shards have the same number.
             total: records of the step.
         """
         batch = [tf.constant(leaf) for leaf in leaves]
@@ -409,7 +415,7 @@ class StepAudit:
     def _one_shard(
         self, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: tf.Tensor | None, total: tf.Tensor
     ) -> tf.Tensor:
-        """Return [D * 2] the columns of digests, by the loop's body of training: another graph may have other bits."""
+        """Return the columns of digests, [D * 2], from the loop body of training: another graph may differ in bits."""
         reduction, work = self._reduction, self._work
         encode = reduction.encoder(reduction.scales(self._exponents))
         how = ShardSum(encode, encoded_specs(work, reduction), self._shards, digest=reduction.digest)

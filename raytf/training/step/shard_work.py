@@ -1,4 +1,4 @@
-"""The result of one shard of a step, and the update made of it: the part that all kinds of steps share."""
+"""The result of one shard of a step, and the update with the sum of results, for all kinds of steps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ShardResult(NamedTuple):
     """The result of computing a shard.
 
     Attributes:
-        tensors: gradients and layers' updates; a gradient that is slices has no elements here.
-        row: [1 + M] the loss times the shard's weight, and what is added to metrics.
-        slices: for each gradient that is slices, its packed occurrences, see `SliceLayout`.
-        outputs: what metrics of the whole batch get, a row for each record; nothing where there are none.
+        tensors: gradients and layers' updates; a gradient with slices has no elements here.
+        row: the loss times the shard's weight, and the sums for metrics, [1 + M].
+        slices: the packed slices of each gradient with slices, see `SliceLayout`.
+        outputs: the inputs of metrics of the whole batch, with a row for each record; empty without such metrics.
     """
 
     tensors: list[tf.Tensor]
@@ -35,11 +35,11 @@ class ShardResult(NamedTuple):
 
 @dataclass(frozen=True)
 class OutputLayout:
-    """The rows of records that metrics of the whole batch get.
+    """The layout of the records' rows for metrics of the whole batch.
 
     Attributes:
         width: float32 words of a record, an even number.
-        count: records in a full shard; None if it differs from shard to shard.
+        count: records in a full shard; None if the number differs between shards.
     """
 
     width: int
@@ -51,19 +51,19 @@ class OutputLayout:
 
 
 class ShardWork:
-    """The computation of one logical shard, and the update that is made of all shards.
+    """The computation of one logical shard, and the update with the sum of all shards.
 
     Args:
-        optimizer: makes the update.
+        optimizer: the optimizer that makes the update, if any.
         trainable: weights that may have gradients.
         states: variables that the computation may change.
-        keeps_slices: return gradients of lookups as slices; otherwise all gradients are dense.
+        keeps_slices: whether gradients of lookups stay slices; otherwise all gradients are dense.
 
     Attributes:
         with_gradient: indices of trainable variables with a gradient; set by a trace.
         updated: indices of states that a step changes; set by a trace.
-        before_update: those of them that change before the optimizer's update; set by a trace.
-        slices: the gradients that are slices, by their place in `with_gradient`; set by the first trace.
+        before_update: indices of states that change before the optimizer's update; set by a trace.
+        slices: layouts of the gradients that are slices, by their place in `with_gradient`; set by the first trace.
         outputs: the layouts of `ShardResult.outputs`; set by the first trace.
         row_width: columns of a shard's row.
     """
@@ -93,36 +93,36 @@ class ShardWork:
         Args:
             leaves: leaves of the batch, each [n, ...].
             seeds: [S, 2].
-            weight: n divided by the records of all shards: the weight of this shard in the step.
-            values: from `values`; by default the current ones.
+            weight: the shard's weight in the step: n divided by the records of all shards.
+            values: the result of `values`; by default the current values.
             factors: factors of the losses that are divided by data, in a step of several shards.
         """
         raise NotImplementedError
 
     @property
     def layouts(self) -> list[SliceLayout | OutputLayout]:
-        """Return what a traced shard returns that is not summed: slices, then outputs."""
+        """Return the layouts of the results that are not summed: slices, then outputs; known after a trace."""
         return [*self.slices.values(), *self.outputs]
 
     def values(self, known: Any = None) -> Any:
-        """Return what variables hold at the beginning of a step, on the current device; those of `fixed` are not read
-        again."""
+        """Return the values of variables at the beginning of a step, on the current device; values from `fixed` are not
+        read again."""
         raise NotImplementedError
 
     def fixed(self) -> Any:
-        """Return the values that no step changes, on the current device; None where none is known."""
+        """Return the values that no step changes, on the current device; None if none is known."""
         return None
 
     def layout(self) -> reduction.WireLayout:
         """Return the shapes and types of the tensors that a traced shard returns; integers are sent as float32."""
         sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
         kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else tf.float32 for v in sent]
-        if not sent:  # all weights are frozen: a zero travels, as a sum of no tensors has no digest
+        if not sent:  # all weights are frozen: send a zero, because an empty sum has no digest
             return reduction.WireLayout([(1,)], [tf.float32])
         return reduction.WireLayout([(0,) if i in self.slices else v.shape for i, v in enumerate(sent)], kinds)
 
     def digested(self) -> list[str]:
-        """Return what the digests of a traced shard are made of, in order: see `Reduction.digest`."""
+        """Return the names of the parts that the digests of a traced shard cover, in order: see `Reduction.digest`."""
         sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
         paths = [v.path for v in sent] or ["nothing"]
         return [*paths, *(f"rows of {sent[i].path}" for i in self.slices), LOSS]
@@ -165,7 +165,7 @@ class ShardWork:
         return ShardResult([*dense, *updates] or [tf.zeros([1])], tf.concat(row, 0), slices, outputs)
 
     def _kept(self, computed: Sequence[Any]) -> list[Any]:
-        """Return the gradients of the variables in `with_gradient`, dense where they are not kept as slices."""
+        """Return the gradients of the variables in `with_gradient`, dense unless they are kept as slices."""
         if self._keeps_slices and not self.slices:
             for place, gradient in enumerate(computed):
                 if isinstance(gradient, tf.IndexedSlices):
@@ -173,38 +173,41 @@ class ShardWork:
         return [g if place in self.slices else tf.convert_to_tensor(g) for place, g in enumerate(computed)]
 
     def _updates(self, before: Sequence[tf.Tensor], after: Mapping[int, tf.Tensor | None]) -> list[tf.Tensor]:
-        """Return what is sent of the states that have changed, from their values before and, by the variable's `id`,
-        after; set `updated` to their indices."""
+        """Return the tensors to send for the states that have changed, and set `updated` to their indices.
+
+        Args:
+            before: the values of all states before the shard.
+            after: the values after it, by the variable's `id`.
+        """
         self.updated, updates = [], []
         for i, (variable, value_before) in enumerate(zip(self.states, before, strict=True)):
             value = after.get(id(variable))
-            # A value that was not changed is the same tensor as before: `value` of a mapped variable is its tensor,
-            # perhaps cast.
+            # An unchanged value is the same tensor: `value` of a mapped variable is its tensor, perhaps cast.
             if value is None or value is value_before:
                 continue
             if not (value.dtype.is_floating or value.dtype.is_integer):
                 raise ModelError(
-                    f"layer state {variable.path} of dtype {variable.dtype} changes in training; raytf can agree on "
-                    "numbers only. Make it a float or an integer."
+                    f"layer state {variable.path} of dtype {variable.dtype} changes in training, but raytf can only "
+                    "sum numbers. Make it a float or an integer."
                 )
             self.updated.append(i)
-            # An integer is sent as its difference, which a float on the wire holds exactly.
+            # An integer is sent as its difference, which a float represents exactly.
             updates.append(value if value.dtype.is_floating else value - value_before)
         return updates
 
 
 def flat(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the columns of a row."""
+    """Return values as columns of a row."""
     return [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in values]
 
 
 def elements(of: Sequence[keras.Variable]) -> list[int]:
-    """Return how many columns each variable takes in a row."""
+    """Return the number of columns of each variable in a row."""
     return [int(np.prod(v.shape, dtype=np.int64)) for v in of]
 
 
 def add_to(metrics: Sequence[keras.Variable], row: tf.Tensor, but: Container[int] = ()) -> None:
-    """Add the columns of a reduced row to the variables of metrics, but not to those with the ids in `but`."""
+    """Add the columns of a reduced row to the variables of metrics, except variables with an id in `but`."""
     for variable, part in zip(metrics, tf.split(row, elements(metrics)), strict=True):
         if id(variable) in but:
             continue
@@ -212,18 +215,18 @@ def add_to(metrics: Sequence[keras.Variable], row: tf.Tensor, but: Container[int
 
 
 def added(scope: keras.StatelessScope, metrics: Sequence[keras.Variable], before: Sequence[Any]) -> list[tf.Tensor]:
-    """Return what a shard has added to the variables of metrics, which began with the values `before`."""
+    """Return the amounts that a shard added to the variables of metrics, whose first values were `before`."""
     return [scope.get_current_value(v) - tf.constant(value) for v, value in zip(metrics, before, strict=True)]
 
 
 class KeptGradients:
-    """The gradients of all traced phases of a step, if they are wanted."""
+    """The gradients of all traced phases of a step, if they are requested."""
 
     def __init__(self, is_wanted: bool, phases: Sequence[ShardWork], reductions: Sequence[Reduction]):
         self._is_wanted, self._phases, self._reductions = is_wanted, phases, reductions
 
     def nothing(self) -> list[tf.Tensor]:
-        """Return the gradients that are kept before the first step; to be traced."""
+        """Return zeros in place of gradients before the first step; to be traced."""
         kept = []
         for phase, adds in zip(self._phases, self._reductions, strict=True):
             variables = [phase.trainable[i] for i in phase.with_gradient] if self._is_wanted else []
@@ -231,7 +234,7 @@ class KeptGradients:
         return kept
 
     def of(self, gradients: list[Any], optimizer: keras.optimizers.Optimizer | None) -> list[tf.Tensor]:
-        """Return what to keep of a phase, before the update, which may change a loss scale; to be traced."""
+        """Return a phase's gradients to keep; to be traced before the update, which may change the loss scale."""
         if not self._is_wanted:
             return []
         gradients = [tf.convert_to_tensor(g) for g in gradients]
@@ -247,8 +250,8 @@ class KeptGradients:
 
 
 def squared_norm(gradients: Sequence[Any], optimizer: keras.optimizers.Optimizer | None) -> tf.Tensor:
-    """Return the sum of the squares of all elements, float32, before gradients are clipped and an update changes a loss
-    scale; of slices, those of the same row are not added first, as in `tf.linalg.global_norm`. To be traced."""
+    """Return the sum of the squares of all elements, float32; to be traced before an update, which may change the loss
+    scale. As in `tf.linalg.global_norm`, slices of the same row are not added first."""
     values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in gradients]
     halves = [tf.cast(tf.nn.l2_loss(each), tf.float32) for each in values]
     total = 2.0 * tf.add_n(halves) if halves else tf.constant(0.0)

@@ -1,4 +1,4 @@
-"""The train step: micro-batches of this worker's logical shards, one reduction, one update; a call has several steps.
+"""The train step: micro-batches of this worker's logical shards, a reduction and an update. A call runs several steps.
 
 Shapes in this module: K steps of a call, F flags, L shards of this worker, b records and S seeds of a shard.
 """
@@ -49,16 +49,15 @@ from raytf.training.step.shard_loop import (
 )
 from raytf.training.step.shard_work import KeptGradients, ShardResult
 
-#: Columns of a step's row before its digests: the loss, the learning rate, whether all gradients were finite, and their
-#: norm.
+#: Columns of a step's row before its digests: loss, learning rate, whether gradients were finite, and their norm.
 _COLUMNS = 4
 
 
 class StepGraph:
-    """The steps of a call as they are traced: micro-batches, one reduction and one update for each step.
+    """The traced steps of a call, each with micro-batches, a reduction and an update.
 
     Args:
-        model: built and compiled.
+        model: the model, built and compiled.
         plan: sizes of batches and shards.
         all_reduce: sums tensors over workers; None if this is the only worker.
         template, specs: structure and leaves of a batch.
@@ -70,10 +69,10 @@ class StepGraph:
         reductions: how the gradients of each phase are added.
         probe_function: the traced micro-batch, a concrete function whose graph has all operations.
         gradients: the gradients that are kept.
-        is_general: whether one graph serves for any shards, so that this worker can take those of a lost worker.
-        digests: what a step's digests stand for; None where there are none, for sums of floats.
-        journal: the rows of the steps that a call has made; None where a call that fails leaves half a step.
-        audit: checks steps of which another worker computes a shard, too; None where none can be.
+        is_general: whether one graph works for any shards, so that this worker can take over a lost worker's shards.
+        digests: the layout of a step's digests; None if there are none, as for sums of floats.
+        journal: the rows of a call's completed steps; None if a call that fails can leave an incomplete step.
+        audit: checks steps with a shard that another worker computes, too; None if steps cannot be audited.
     """
 
     def __init__(
@@ -94,8 +93,8 @@ class StepGraph:
         self.micro = self._make_micro(template, options)
         if isinstance(self.micro, OwnStep) and self.micro.has_other_optimizers and not rate.is_unchanged:
             raise ConfigError(
-                "--scale-learning-rate and --warmup-epochs change the rate of the compiled optimizer alone, and "
-                "train_step uses others. Leave them out, and pass those optimizers a schedule."
+                "--scale-learning-rate and --warmup-epochs only change the rate of the compiled optimizer, but "
+                "train_step uses others. Remove the flags, and pass schedules to those optimizers."
             )
         self._flags = options.flags
         self.probe_function = self._trace_probe()
@@ -112,7 +111,7 @@ class StepGraph:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Return whether the step represents integers as GPUs do, which it does by default if it computes on a GPU."""
+        """Return whether the step represents integers as GPUs do, which is the default if it computes on a GPU."""
         return self._words.is_on_gpu
 
     @property
@@ -120,14 +119,14 @@ class StepGraph:
         return 0 if self.digests is None else self.digests.bytes
 
     def _is_general_with(self, options: StepOptions) -> bool:
-        # A sum of floats, and one that overlaps with the loop over shards, depend on how many there are. One of several
-        # phases has changed something before its last sum.
+        # Sums of floats, and sums that overlap with the loop, depend on the number of shards. A step with several
+        # phases has changed the model before its last sum.
         is_one = len(self._devices.names) == len(self.reductions) == 1
         is_exact = isinstance(self.reductions[0], reductions.FixedPointReduction) and options.overlap is None
         return self._all_reduce is not None and is_one and is_exact
 
     def functions(self, shards: range) -> tuple[Any, Any]:
-        """Return the `tf.function` of full steps and that of a partial step, for this worker's shards."""
+        """Return two `tf.function`s, for full steps and for a partial step of this worker's shards."""
         count, plan = None if self.is_general else len(shards), self._plan
 
         def leaves(most: int | None) -> list[tf.TensorSpec]:
@@ -140,7 +139,7 @@ class StepGraph:
         ]
         audit = [] if self.audit is None else [tf.TensorSpec([2], tf.int32)]
         full = [leaves(plan.micro_batch_size), *others, *audit]
-        # A program's batches may be larger than the first one, so only full calls know how many records a shard has.
+        # A program's later batches may be larger than its first one, so only full calls have a known shard size.
         most = None if isinstance(plan, BatchPlan) else plan.micro_batch_size
         partial_signature = [leaves(most), *others, tf.TensorSpec([count], tf.int32), tf.TensorSpec([], tf.int32)]
         return (
@@ -149,8 +148,8 @@ class StepGraph:
         )
 
     def lone_step(self, leaves, seeds):
-        """Make a step as if this worker were the only one and had one shard; return its loss, and whether its gradients
-        were finite."""
+        """Make a step as the only worker, with a single shard. Return its loss, and whether its gradients were
+        finite."""
         fixed = fixed_values(self._devices, self.micro.fixed)
         shards = StepShards(WorkerPart(None, range(1), 1), None, 0)
         made, *_ = self._step(self._rate.value(), leaves, seeds, tf.zeros([1]), shards, fixed)
@@ -166,7 +165,7 @@ class StepGraph:
         return [tf.TensorSpec([self._plan.micro_batch_size, *s.signature], s.dtype) for s in self._specs]
 
     def _make_audit(self, is_wanted: bool) -> StepAudit | None:
-        # A loss that is divided by data has divisors of all shards, of which each is known to its worker alone.
+        # A loss that is divided by data needs the divisors of all shards, but a worker only knows its own.
         is_simple = self.digests is not None and self.is_general and not getattr(self.micro, "divided", ())
         if not (is_wanted and is_simple):
             return None
@@ -175,7 +174,7 @@ class StepGraph:
         return StepAudit(self.micro.phases[0], reduction, self._plan.shards)
 
     def _trace_probe(self) -> Any:
-        # Which weights have gradients and which states change is known only after a trace, and loops need it before.
+        # A trace finds the weights with gradients and the states that change, which loops need before their own trace.
         phases, seeds = self.micro.phases, tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
 
         def probe(leaves: list[tf.Tensor], seeds: tf.Tensor) -> ShardResult:
@@ -190,8 +189,8 @@ class StepGraph:
         if tf.float64 in layout.dtypes:
             if options.compress:
                 raise ConfigError(
-                    "--compress-gradients: the model has float64 weights or states, and 16 bits are much less precise "
-                    "than float64. Use float32 (keras.config.set_floatx), or remove the flag."
+                    "--compress-gradients: the model has float64 weights or states, but 16 bits are much less precise. "
+                    "Use float32 (keras.config.set_floatx), or remove the flag."
                 )
             # 32-bit fixed point is less precise than float64.
             return reductions.FloatReduction(layout, tf.float64, options.overlap)
@@ -230,7 +229,7 @@ class StepGraph:
         return rows.stack(), flags_sum, kept
 
     def _step(self, rate, leaves, seeds, flags, shards, fixed) -> tuple[StepRow, tf.Tensor, list[tf.Tensor]]:
-        """Make a step; return what is noted of it, all flags, and the gradients that are kept."""
+        """Make a step; return its row, the sum of all flags, and the gradients that are kept."""
         sums = ShardSums(self._devices, shards.part, self._plan.shards)
         kept, finite, digests, square = [], tf.constant(True), [], tf.constant(0.0)
         with self._devices.at_home():
@@ -240,9 +239,9 @@ class StepGraph:
             done: list[tf.Tensor] = []
             for phase, reduction in zip(self.micro.phases, self.reductions, strict=True):
                 is_last = phase is self.micro.phases[-1]
-                # The flags travel with the last phase, whose sums come last.
+                # Send the flags with the last phase, whose sums are the last ones.
                 votes = flags if is_last else tf.zeros_like(flags)
-                with tf.control_dependencies(done):  # phases may not depend on each other, and sums need one order
+                with tf.control_dependencies(done):  # phases may be independent, but sums need one order
                     reduced, gradients = sums.add(phase, reduction, batch, votes, fixed)
                 done = [] if shards.part.all_reduce is None else results(reduced, gradients)
                 if self.audit is not None and reduced.audit is not None:
@@ -251,7 +250,7 @@ class StepGraph:
                 digests += [] if reduced.digests is None else [reduced.digests]
                 kept += self.gradients.of(gradients, phase.optimizer)  # before the update changes the loss scale
                 square += shard_work.squared_norm(gradients, phase.optimizer)
-                # Nothing changes before all is known: the step can be computed again when a worker is lost.
+                # Nothing changes before all sums are done, so the step can be repeated if a worker is lost.
                 with tf.control_dependencies(done), self._rate.applied(rate), prepared(phase.optimizer):
                     reduction.settle(reduced)
                     phase.apply(gradients, reduced.tensors[len(gradients) :])
@@ -262,13 +261,13 @@ class StepGraph:
                 self.micro.update_metrics(reduced.outputs)
                 self.micro.add_metrics(reduced.row[1:])
                 self.micro.finish(reduced.row)
-                loss = tf.identity(reduced.row[0])  # what is noted of a step is noted of a whole one
+                loss = tf.identity(reduced.row[0])  # available only after the complete step
             folded = of_step(tf.concat(digests, 1), self._digest_kind) if digests else tf.zeros([0])
         return StepRow(loss, finite, tf.sqrt(square), folded), reduced.flags, kept
 
     def _factors(self, leaves, seeds, shards) -> tf.Tensor | None:
-        """Return factors for losses that are divided by data, after all workers have exchanged their divisors; None if
-        the model has no such losses."""
+        """Exchange divisors with all workers, and return the factors of losses that are divided by data; None if the
+        model has no such losses."""
         micro = self.micro
         if isinstance(micro, OwnStep) or not micro.divided:
             return None
@@ -278,7 +277,7 @@ class StepGraph:
 
 
 class TrainStep:
-    """Runs calls of the pipeline on the model.
+    """Runs the pipeline's calls on the model.
 
     Args:
         shards: this worker's logical shards, at least one.
@@ -286,8 +285,8 @@ class TrainStep:
         model, plan, all_reduce, template, specs, options: as for `StepGraph`.
 
     Attributes:
-        micro, reductions, probe_function, digests, audit: of `StepGraph`.
-        timer: measures how long this machine takes for a shard.
+        micro, reductions, probe_function, digests, audit: as of `StepGraph`.
+        timer: measures the duration of a shard on this machine.
     """
 
     def __init__(
@@ -314,22 +313,22 @@ class TrainStep:
         self._lone = tf.function(graph.lone_step, autograph=False)
 
     def trace(self, is_late: bool = False) -> None:
-        """Trace the graph of full steps now, while the state is still being read; if others will wait for this worker's
-        first step (`is_late`), do all that can be done before, for each kind of step."""
+        """Trace the graph of full steps now, while the state is still being read. If other workers will wait for this
+        worker's first step (`is_late`), also run the graphs of full and partial steps on zeros."""
         self._full.get_concrete_function()
-        # A graph is optimized when it first runs, and kernels get ready and memory when they first compute.
+        # The first run optimizes a graph, prepares its kernels and allocates their memory.
         steps = int(is_late)
         with self._unchanged() if steps else nullcontext():
             for full in (True, False) if is_late else (True,):
-                with suppress(tf.errors.OpError):  # a model may refuse zeros; its records are another matter
+                with suppress(tf.errors.OpError):  # a model may refuse zeros, unlike its records
                     self.rehearse(full, steps)
 
     def rehearse(self, full: bool, steps: int = 0) -> bool:
-        """Trace and run the graph of full or partial steps; return whether there is one for any shards."""
+        """Trace and run the graph of full or partial steps on zeros, if there is a general one; return whether."""
         is_there = self._graph.is_general and (full or self._plan.full_steps < self._plan.steps_per_epoch)
         if is_there:
             call = CallBatch.of_zeros(self._specs, self._plan, len(self.micro.seeds), steps, full)
-            # Without steps there is nothing to note, so a thread may do this beside a call that has some.
+            # A call without steps writes no journal, so a thread may run it beside a call with steps.
             (self if steps else self._run)(call, np.zeros(self._flags, np.float32))
         return is_there
 
@@ -339,14 +338,14 @@ class TrainStep:
         return self._graph.is_on_gpu
 
     def reduction_state(self) -> dict[str, keras.Variable]:
-        """Return what must be saved with the weights."""
+        """Return the variables of the reductions that must be saved with the weights, by name."""
         named = {}
         for place, reduction in enumerate(self.reductions):
             named.update(reduction.state(place))
         return named
 
     def functions(self) -> tuple[Any, Any]:
-        """Return the `tf.function` of full steps and that of a partial step, for inspection of their graphs."""
+        """Return the `tf.function`s of full steps and of a partial step, for inspection of their graphs."""
         return self._full, self._partial
 
     def __call__(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> StepOutcome:
@@ -354,12 +353,12 @@ class TrainStep:
 
         Args:
             call: this worker's input.
-            flags: [F] float, this worker's flags; the outcome has their sum over all workers.
-            audited: shard of the call's one step that two workers compute; -1 for none.
-            is_auditor: whether this worker does so beside its own: the call has that shard after them.
+            flags: this worker's flags, [F] float; the outcome contains their sum over all workers.
+            audited: the shard that two workers compute in the call's only step; -1 for none.
+            is_auditor: whether this worker computes that shard in addition to its own; it is the last in the call.
 
         Raises:
-            tf.errors.OpError: they have computed other bits; `audit.take` has them, and nothing has changed.
+            tf.errors.OpError: the two workers computed different bits, which `audit.take` returns; nothing has changed.
         """
         if self._graph.journal is not None:
             self._graph.journal.begin(len(call.seeds))
@@ -380,11 +379,11 @@ class TrainStep:
 
     @property
     def can_go_on(self) -> bool:
-        """Return whether a call that fails because a worker is lost has made whole steps only."""
+        """Return whether a call that fails because a worker is lost leaves only complete steps."""
         return self._graph.journal is not None
 
     def made(self) -> StepOutcome:
-        """Return the steps, perhaps none, that the last call has made although it failed; without flags."""
+        """Return the outcome, without flags, of the steps that the last call completed before it failed."""
         assert self._graph.journal is not None
         return outcome_of(self._graph.journal.rows(), np.zeros(self._flags, np.float32), [], self._graph.digest_bytes)
 
@@ -393,9 +392,9 @@ class TrainStep:
         return self._graph.gradients.named(outcome.gradients)
 
     def probe(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
-        """Return the bits that this machine computes for a full micro-batch: gradients, layers' updates and its row.
+        """Return the bits that this machine computes for a full micro-batch: gradients, layers' updates and the row.
 
-        Changes nothing. With equal weights, two machines that compute the same bits return the same bytes.
+        This changes nothing. With equal weights, machines that compute the same bits return the same bytes.
 
         Args:
             leaves: leaves of the batch, each [b, ...].
@@ -405,20 +404,19 @@ class TrainStep:
         return b"".join(t.numpy().tobytes() for t in [*parts.tensors, parts.row, *parts.slices])
 
     def probe_update(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
-        """Do as `probe` does for a whole step of one micro-batch, with the loop body of training, in fixed point, and
-        with the update. Afterwards everything that a step changes is restored.
+        """Return the bits that this machine computes for a complete step of one micro-batch, in fixed point, with the
+        loop body of training and the update; then restore everything that the step changed.
 
-        On a GPU the kernels of a graph are chosen when it runs, so the bits of a different graph would prove little.
+        A GPU chooses a graph's kernels when the graph runs, so the bits of another graph would prove little.
         """
         with self._unchanged() as changed:
             made = self._lone([tf.constant(leaf)[None] for leaf in leaves], tf.constant(seeds, tf.int32)[None])
-            # A hash of the weights, computed on their device: it depends on all of their bits without copying them to
-            # the host.
+            # A hash on the weights' device covers all of their bits without a copy to the host.
             values = [v.read_value() for v in changed if v.dtype.is_floating]
             return b"".join(t.numpy().tobytes() for t in [*made, device_sum(values)])
 
     def _unchanged(self) -> AbstractContextManager[list[tf.Variable]]:
-        """Put back at the end all that a step may change; until then the device holds it twice."""
+        """Return a context manager that restores all variables that a step may change; it needs memory for a copy."""
         beside = [*self._model.optimizer.variables, *variables.own_of(self._model)]
         micro, others = self.micro, [*beside, *self.reduction_state().values()]
         return variables.unchanged([*micro.trainable, *micro.states, *micro.metrics, *others])
@@ -429,17 +427,17 @@ class StepOptions:
     """The options of a step.
 
     Attributes:
-        flags: number of flags that are summed over workers with each step.
-        jit: compile gradients with XLA.
-        fixed_point: add gradients in fixed point, so that the sum is the same for every number of workers.
-        compress: send gradients as 16 bits.
+        flags: number of flags that each step sums over workers.
+        jit: whether to compile gradients with XLA.
+        fixed_point: whether to add gradients in fixed point, so that the sum is the same for any number of workers.
+        compress: whether to send gradients as 16 bits.
         devices: this process's devices; by default one.
-        keeps_gradients: return the gradients of a call's last step.
-        words: how devices represent integers, the same on all workers; by default what suits these devices best.
-        overlap: all-reduce gradients in buckets, while other gradients are still computed; by default all at once.
-        digests: return digests of each step, where its sums are in fixed point.
-        has_old_digests: make them as the run's are, which has begun with a raytf that did not fold; see `DigestKind`.
-        audits: have a graph in which another worker can compute a shard, too, where that is possible.
+        keeps_gradients: whether to return the gradients of a call's last step.
+        words: how devices represent integers, the same on all workers; by default, what suits these devices best.
+        overlap: all-reduce gradients in buckets while other gradients are still computed; by default all at once.
+        digests: whether to return digests of each step, if its sums are in fixed point.
+        has_old_digests: whether the run started with an early version that does not fold digests; see `DigestKind`.
+        audits: whether another worker can compute a shard of a step, too, if this is possible.
     """
 
     flags: int = 1
@@ -459,12 +457,12 @@ class StepOutcome(NamedTuple):
     """The result of a call.
 
     Attributes:
-        losses, learning_rates: [K] of each step.
-        finite: [K] whether the gradients of each step were finite.
-        flags: [F] summed over workers.
+        losses, learning_rates: loss and learning rate of each step, [K].
+        finite: whether the gradients of each step were finite, [K].
+        flags: the flags summed over workers, [F].
         gradients: the reduced gradients of the last step; empty if they are not kept.
-        digests: [K, B] uint8 of each step, as `raytf.distributed.step_digest` describes; B is 0 where there are none.
-        norms: [K] global norms of the gradients, before they are clipped; NaN where they are not known.
+        digests: the digests of each step, [K, B] uint8, see `raytf.distributed.step_digest`; B is 0 without digests.
+        norms: the gradients' global norms before clipping, [K]; NaN if unknown.
     """
 
     losses: np.ndarray
@@ -477,8 +475,8 @@ class StepOutcome(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """The numbers that a step records in its graph: float32, whether its gradients were finite, the norm of all of
-    them, and [n] float32 whose bits are its digests."""
+    """The numbers that a step records in its graph: the loss, whether its gradients were finite, their norm, and its
+    digests as the bits of [n] float32."""
 
     loss: tf.Tensor
     finite: tf.Tensor
@@ -487,30 +485,30 @@ class StepRow(NamedTuple):
 
 
 def row_of(step: StepRow, rate: tf.Tensor) -> tf.Tensor:
-    """Return a step's row, float32, with its learning rate; to be traced."""
+    """Return a step's row with its learning rate, as float32; to be traced."""
     return tf.concat([tf.stack([step.loss, rate, tf.cast(step.finite, tf.float32), step.norm]), step.digests], 0)
 
 
 def outcome_of(rows: np.ndarray, flags: np.ndarray, gradients: list[tf.Tensor], digest_bytes: int) -> StepOutcome:
-    """Return the outcome of steps that have these rows, [K, n]."""
+    """Return the outcome of the steps with these rows, [K, n]."""
     losses, rates, finite, norms = rows[:, :_COLUMNS].T
     digests = np.ascontiguousarray(rows[:, _COLUMNS:]).view(np.uint8)[:, :digest_bytes]
     return StepOutcome(losses, rates, finite > 0, flags, gradients, digests, norms)
 
 
 class StepJournal:
-    """The rows of a call's steps, of this width, which its graph keeps in a variable."""
+    """A variable in which the graph of a call keeps the rows, of `width` columns, of the completed steps."""
 
     def __init__(self, width: int) -> None:
         self._width = width
-        # The last column says whether the step was made.
+        # The last column is 1 if the step was made.
         self._rows = tf.Variable(tf.zeros([0, width + 1]), shape=[None, width + 1], trainable=False)
 
     def begin(self, steps: int) -> None:
         self._rows.assign(tf.zeros([steps, self._width + 1]))
 
     def note(self, k: tf.Tensor, row: tf.Tensor) -> None:
-        """Note that step k of the call is made; to be traced."""
+        """Record that step k of the call is complete; to be traced."""
         self._rows.scatter_nd_update([[k]], [tf.concat([row, [1.0]], 0)])
 
     def rows(self) -> np.ndarray:

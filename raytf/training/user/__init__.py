@@ -1,1 +1,1 @@
-"""The user's program in a worker: callbacks, objects, files and errors, on their way there and back."""
+"""The user's program in a worker: transfers callbacks, objects, files and errors to the worker and back."""

@@ -1,8 +1,8 @@
-"""The state of callbacks: read on rank 0 for checkpoints, other ranks and the program, and loaded into their copies.
+"""The state of callbacks, which rank 0 sends to checkpoints, other ranks and the program, to load it into their copies.
 
-The state has every object that callbacks can reach and have changed since training began: attributes of callbacks,
-and lists, dicts, arrays, variables and globals that they share with each other or with the program. Whoever loads it
-changes the same objects of its own process in place.
+The state contains every object that callbacks can reach and have changed since training began: attributes of callbacks,
+and lists, dicts, arrays, variables and globals that they share with each other or with the program. A process that
+loads the state changes its own copies of these objects in place.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from raytf.storage.storage import Storage
 from raytf.training.user import later_files, object_graph
 from raytf.training.user.object_codec import Content, Reader, Writer
 
-#: In the run's folder: what callbacks kept in themselves, and the name of that part which is not arrays.
+#: The file with the state in the run's folder, and the name of the part with the values that are not arrays.
 STATE_FILE, _VALUES = "callbacks.safetensors", "values"
-#: Parts of the values: objects that the program has, and new ones.
+#: Parts of the values: changed objects that the program has, too, and new objects.
 OBJECTS, _NEW = "objects", "new"
-#: Packages whose objects have no state of the program, or bring it along by variables.
+#: Packages whose objects contain no state of the program, or only in variables.
 _QUIET = frozenset({"keras", "tensorflow", "numpy", "raytf", "ray", "builtins", "absl"})
 #: Modules of the standard library whose objects change with use.
 _STATEFUL = frozenset({"itertools", "queue", "_queue"})
 
 
 class KeptObjects:
-    """The objects that callbacks can reach, and what was in them before training and before Keras gives them their
-    model, whose variables, and those of its optimizer, come back by another way."""
+    """The objects that callbacks can reach, with their contents before training and before Keras's `set_model`. The
+    variables of the model and of its optimizer are left out, because they are restored separately."""
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model):
         self._callbacks = callbacks
         self._others = {id(v) for v in (*model.variables, *getattr(model.optimizer, "variables", ()))}
         parts = _parts_of(model)
-        #: Objects whose contents this class looks after, and those and the parts of the model, by label.
+        #: By label: the objects whose changes are kept, and these objects together with the parts of the model.
         self._objects = object_graph.labelled(list(callbacks))
         self._known = self._objects | parts
         self._labels = {id(value): label for label, value in self._known.items()}
@@ -50,7 +50,7 @@ class KeptObjects:
         large = {label: value for label, value in self._objects.items() if object_graph.is_large(value)}
         self._items = {label: object_graph.items_of(value) for label, value in large.items()}
         writer = self._writer()
-        #: Contents before training of the objects that can change.
+        #: The contents before training of the objects that can change, by label.
         self._before: dict[str, Content] = {}
         for label, value in self._objects.items():
             content = {} if label in large else writer.content(label, value)
@@ -63,18 +63,18 @@ class KeptObjects:
 
     @property
     def unsent(self) -> list[str]:
-        """Return the objects whose changes cannot be sent: where each one is, and its class."""
+        """Return the place and class of each object whose changes cannot be sent."""
         opaque = {label: type(value).__name__ for label, value in self._objects.items() if _is_opaque(value)}
         lost = {label: kind for label, kind in self._lost_before.items() if not self._is_of_keras(label)}
         return [f"{label} ({kind})" for label, kind in (opaque | lost).items()]
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return what callbacks have changed, as JSON values and arrays."""
+        """Return the changes that callbacks have made, as JSON values and arrays."""
         values, arrays, _ = self._changes()
         return values, arrays
 
     def lost(self) -> list[str]:
-        """Return what callbacks have set and no copy of them can get: where it is, and its class."""
+        """Return the place and class of each object that callbacks have set and that cannot be sent."""
         return [f"{label} ({kind})" for label, kind in self._changes()[2].items()]
 
     def _changes(self) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, str]]:
@@ -93,28 +93,28 @@ class KeptObjects:
         return ({OBJECTS: objects, _NEW: writer.new} if objects else {}), writer.arrays, lost
 
     def load(self, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[str]:
-        """Give the objects what `state` returned; return the labels of those for which that failed."""
+        """Apply the changes that `state` returned; return the labels of the objects for which this failed."""
         objects = values.get(OBJECTS, {})
         try:
             reader = Reader(self._known, values.get(_NEW, {}), arrays, self._others)
-        except Exception:  # a damaged state, or one of a program that had other classes
+        except Exception:  # the state is damaged, or the program had other classes
             return sorted(objects)
         failed = []
         for label, content in objects.items():
             try:
                 reader.fill(self._objects[label], content)
-            except Exception:  # likewise
+            except Exception:  # for the same reasons
                 failed.append(label)
         return failed
 
     def _is_of_keras(self, label: str) -> bool:
-        """Return whether an object belongs to one of Keras's own callbacks, which make anew what they need."""
+        """Return whether an object belongs to one of Keras's own callbacks, which recreate their objects."""
         place = label.partition("]")[0].removeprefix("callbacks[")
         return place.isdigit() and type(self._callbacks[int(place)]).__module__.startswith("keras.")
 
 
 def _parts_of(model: keras.Model) -> dict[str, Any]:
-    """Return what a callback finds in the model, by label: layers, the optimizer, and variables."""
+    """Return the parts of the model that callbacks can reach, by label: layers, the optimizer, and variables."""
     layers = {f"model.layer {i}": layer for i, layer in enumerate(_keras.layers_within(model))}
     variables = {f"model.variable {i}": variable for i, variable in enumerate(model.variables)}
     return {**layers, **variables, "model.optimizer": model.optimizer, "model": model}
@@ -128,7 +128,7 @@ def keep(run: Storage, values: dict[str, Any], arrays: dict[str, np.ndarray]) ->
 
 
 def kept(run: Storage) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the values and arrays that `keep` wrote; empty where it wrote none.
+    """Return the values and arrays that `keep` wrote; empty if it wrote none.
 
     Raises:
         CheckpointError, DamagedFileError: the file is damaged.
@@ -144,7 +144,7 @@ def kept(run: Storage) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def load_old(
     callbacks: Sequence[keras.callbacks.Callback], values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Restore a state that raytf 0.1 and earlier wrote: attributes of callbacks, by place and class."""
+    """Restore a state in the format of raytf 0.1 and earlier: attributes of callbacks, by place and class."""
     for i, callback in enumerate(callbacks):
         key = f"callback/{i:03d}/{type(callback).__name__}"
         if key not in values:
@@ -164,7 +164,7 @@ def load_old(
 
 
 def _changed(before: Content, now: Content) -> Content:
-    """Return the parts of a content that differ from another one, of attributes each by itself."""
+    """Return the parts of an object's content that have changed; attributes are compared one by one."""
     apart = ("attributes", "names")
     parts = {key: value for key, value in now.items() if key not in apart and _differs(before, key, value)}
     attributes = before.get("attributes", {})
@@ -174,7 +174,7 @@ def _changed(before: Content, now: Content) -> Content:
 
 
 def _differs(before: Mapping[str, Any], name: str, now: Any) -> bool:
-    # New objects are only numbers here, which say nothing of what is in them.
+    # New objects are only numbers here, which do not show whether their contents changed.
     return name not in before or before[name] != now or _has_new(now)
 
 
@@ -190,7 +190,7 @@ def _are_same(before: list[Any], container: Any) -> bool:
 
 
 def _is_opaque(value: Any) -> bool:
-    """Return whether an object has a state that is neither sent nor known to stay as it is."""
+    """Return whether an object has a state that may change but cannot be sent."""
     kind = type(value)
     root = kind.__module__.partition(".")[0]
     if root in _QUIET or (root in sys.stdlib_module_names and root not in _STATEFUL):

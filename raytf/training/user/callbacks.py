@@ -1,13 +1,13 @@
-"""Keras callbacks with several workers: they run on rank 0 only, and what they change is sent to the other ranks.
+"""Keras callbacks with several workers: they run only on rank 0, which sends their changes to the other ranks.
 
 So files are written and messages printed once, as on one machine, and EarlyStopping, ReduceLROnPlateau and
-LearningRateScheduler have the same effect on all ranks. Any hook may stop training and change variables: weights, those
-of optimizer and metrics, and those of the program that the step reads.
+LearningRateScheduler have the same effect on all ranks. Any hook can stop training and change variables: weights,
+variables of the optimizer and of metrics, and variables of the program that the step reads.
 
-A call of the training step has several steps, and a batch hook can only run between two calls. So a callback that needs
-the hook of every batch makes each call one step long, or as long as `steps_per_execution` or `--steps-per-call` asks
-for, which means the same in Keras. Some of Keras's own callbacks define batch hooks without needing each of them: they
-are listed in `_PASSIVE`, and calls keep their length with them.
+A call of the training step runs several steps, but a batch hook can only run between two calls. So a callback that
+needs every batch hook reduces the length of calls to one step, or to `steps_per_execution` or `--steps-per-call`, after
+which Keras runs batch hooks, too. Some of Keras's own callbacks define batch hooks that need not run after each batch.
+They are listed in `_PASSIVE`, and do not change the length of calls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BEGIN = ("on_train_batch_begin", "on_batch_begin")
 _HOOKS = (*_BEGIN, "on_train_batch_end", "on_batch_end")
 _TEST = ("on_test_batch_begin", "on_test_batch_end")
 
-#: Keras's callbacks whose batch hooks change nothing and do nothing that depends on their number, and when that is so.
+#: Keras's callbacks whose batch hooks can run less often, and the condition: they change nothing and count nothing.
 _PASSIVE: list[tuple[type, Callable[[Any], bool]]] = [
     (keras.callbacks.ModelCheckpoint, lambda callback: callback.save_freq == "epoch"),
     (keras.callbacks.OrbaxCheckpoint, lambda callback: callback.save_freq == "epoch"),
@@ -53,11 +53,11 @@ class BatchHooks(NamedTuple):
     """The properties of the callbacks' batch hooks that every rank needs; only rank 0 has the callbacks.
 
     Attributes:
-        each: some callback needs the hook of every batch.
-        steer: the hooks may change something, so the ranks agree after the end of a batch.
-        steer_begin: hooks before a batch may change something, too, so the ranks agree after them.
-        take_nan: a callback handles a loss that is not finite, which is then no error.
-        test: some callback needs the hook of every batch of an evaluation.
+        each: whether a callback needs the hooks of every batch.
+        steer: whether hooks may change variables, so that the ranks must agree after the end of a batch.
+        steer_begin: whether hooks before a batch may do so, too, so that the ranks must also agree after these.
+        take_nan: whether a callback handles a loss that is not finite, which is then no error.
+        test: whether a callback needs the hooks of every batch of an evaluation.
     """
 
     each: bool = False
@@ -68,7 +68,7 @@ class BatchHooks(NamedTuple):
 
     @classmethod
     def of(cls, callbacks: Sequence[keras.callbacks.Callback]) -> BatchHooks:
-        """Return what the ranks must know of the batch hooks of some callbacks."""
+        """Return the properties of the batch hooks of these callbacks."""
         active = [callback for callback in callbacks if overrides_hook(callback) and not _is_passive(callback)]
         return cls(
             each=bool(active),
@@ -80,7 +80,7 @@ class BatchHooks(NamedTuple):
 
 
 def overrides_hook(callback: keras.callbacks.Callback, hooks: Iterable[str] = _HOOKS) -> bool:
-    """Return whether a callback has one of some hooks of its own."""
+    """Return whether a callback overrides at least one of these hooks."""
     return any(not _keras.is_default_hook(getattr(callback, hook)) for hook in hooks)
 
 
@@ -100,8 +100,8 @@ def _has_other_hooks(callback: keras.callbacks.Callback, kind: type) -> bool:
 _ADVICE = (
     "Compile before `fit`, and call `fit` twice: once until the change, and again after it (with `initial_epoch`)."
 )
-#: Callbacks that change no weights, so the weights need not be compared before and after their hooks. A class that a
-#: user derives from one of them may.
+#: Callbacks that change no weights, so the weights need not be compared before and after their hooks. Classes that a
+#: user derives from them may change weights.
 _HARMLESS = (
     keras.callbacks.History,
     keras.callbacks.CSVLogger,
@@ -113,14 +113,14 @@ _HARMLESS = (
 )
 
 
-#: Callbacks whose work is done elsewhere, and by what.
+#: Callbacks that do nothing in raytf -> the reason.
 _REPLACED: dict[type, str] = {
     keras.callbacks.BackupAndRestore: "raytf itself saves and restores",
-    keras.callbacks.ProgbarLogger: "the run's own display shows how far it is",
+    keras.callbacks.ProgbarLogger: "raytf itself shows the progress",
 }
-#: Begins the line about objects whose changes stay with the workers.
-_UNSENT = "WARNING: what callbacks change in these objects stays with the worker and does not come back: "
-#: The part of the state that says which layers and variables callbacks have made trainable.
+#: The beginning of the line about objects whose changes stay in the worker.
+_UNSENT = "WARNING: changes that callbacks make to these objects stay in the worker and are not sent back: "
+#: The part of the state with the `trainable` flags that callbacks have set.
 _TRAINABLE = "trainable"
 #: The keys of a history entry other than its logs.
 _OWN = ("epoch", "step")
@@ -132,16 +132,16 @@ class Callbacks:
     Args:
         make: a list of callbacks, or a function that takes the folder for files and returns such a list; None for no
             callbacks.
-        model: built and compiled.
+        model: the model, built and compiled.
         group: all ranks; each must construct this object and make the same calls.
-        say: called with what callbacks print and warn of, and with raytf's own lines.
+        say: called with the output and warnings of callbacks, and with raytf's own lines.
         files: local folder whose files are copied to the run's folder.
         params: `verbose`, `epochs`, and `steps` per epoch, as Keras passes them to callbacks.
-        epoch: epoch in which the run resumes from a checkpoint; None for a new run.
+        epoch: epoch in which the run resumes; None for a new run.
         watch: returns a context manager to hold while the user's code runs.
     """
 
-    #: The hooks of batches, where the other ranks know them already.
+    #: The properties of batch hooks, if all ranks know them already.
     _known_batches: BatchHooks | None = None
 
     def __init__(
@@ -161,17 +161,17 @@ class Callbacks:
         self.active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
         self._hooks: keras.callbacks.CallbackList | None = None
-        #: The objects that the callbacks can reach, and a guard of the model; set by `_construct`.
+        #: The objects that the callbacks can reach, and the guard of the model; set by `_construct`.
         self._kept: KeptObjects | None = None
         self._guard: ModelGuard | None = None
-        #: Logs of the newest epoch, with what callbacks have added to them; None on all ranks but rank 0.
+        #: Logs of the newest epoch, with the changes of callbacks; None on all ranks but rank 0.
         self._logs: dict[str, Any] | None = None
         self._reader = LogsReader()
         #: Finds the variables that a hook changes.
         self._changes = variables.Changes(lambda: self._variables)
         if self.active and group.rank == 0 and self._known_batches is None:
             self._construct(files, epoch)
-        #: The hooks of batches; the same on all ranks.
+        #: The properties of batch hooks, which are the same on all ranks.
         self.batches = self._agree_on_batches(BatchHooks.of(self._list))
         model.stop_training = False
 
@@ -192,13 +192,13 @@ class Callbacks:
         with self._guard.watching("a callback's set_model"):
             everyone = [*self._list, self._reader]
             self._hooks = keras.callbacks.CallbackList(everyone, model=self._model, **self._params)
-        # Callbacks that a function makes have made their settings by now, such as a path on this machine.
+        # If a function created the callbacks, their contents count only now, after their setup on this machine.
         self._kept = kept or KeptObjects(self._list, self._model)
         if epoch is None and self._kept.unsent:
             self._say(_UNSENT + ", ".join(self._kept.unsent))
 
     def _agree_on_batches(self, own: BatchHooks) -> BatchHooks:
-        """Tell all ranks what rank 0 knows of the hooks of batches, unless they know it."""
+        """Send rank 0's properties of batch hooks to all ranks, unless they already know them."""
         if self._known_batches is not None or not self.active:
             return self._known_batches or BatchHooks()
         return BatchHooks(*(bool(each) for each in self._group.sum(np.array(own, np.float64))))
@@ -214,23 +214,23 @@ class Callbacks:
 
     @property
     def stopped(self) -> bool:
-        """Return whether a callback asked to stop training; equal on all ranks after `run`."""
+        """Return whether a callback requested to stop training; equal on all ranks after `run`."""
         return bool(self._model.stop_training)
 
     def run(self, hook: str, *args: Any) -> None:
-        """Run a hook on rank 0 and send what it changed to all ranks; all ranks must call this."""
+        """Run a hook on rank 0 and send its changes to all ranks; all ranks must call this."""
         if self.active:
             self._agree_on_effects(self._run(hook, args, self._is_risky))
 
     def run_batch(self, hook: str, *args: Any) -> None:
-        """Run a batch hook on rank 0; the ranks agree afterwards only if some callback may change something in it."""
+        """Run a batch hook on rank 0, and send its changes to all ranks if a callback may make some."""
         is_end = hook == "on_train_batch_end"
         changed = self._run(hook, args, self.batches.steer) if self.has_batch_hooks else ()
         if self.batches.steer_begin or (is_end and self.batches.steer):
             self._agree_on_effects(changed)
 
     def _run(self, hook: str, args: Sequence[Any], may_change: bool) -> Sequence[int]:
-        """Run a hook, once, where the callbacks are; return the places of the variables that it changed."""
+        """Run a hook once on the rank with the callbacks; return the places of the variables that it changed."""
         if self._hooks is None or not self._is_first(hook, args):
             return ()
         with self._watch():
@@ -248,18 +248,18 @@ class Callbacks:
             self._logs = for_history(self._reader.logs, self._say)
 
     def end_epoch(self, epoch: int, logs: dict[str, Any]) -> dict[str, Any]:
-        """Run `on_epoch_end` and return the logs with what callbacks have changed in them, equal on all ranks, which
-        must all call this."""
+        """Run `on_epoch_end`, and return the logs with the callbacks' changes, which are equal on all ranks. All ranks
+        must call this."""
         self.run("on_epoch_end", epoch, logs)
         return self._shared_logs() if self.active else dict(sorted(logs.items()))
 
     def _shared_logs(self) -> dict[str, Any]:
-        """Return the logs of the newest epoch, as rank 0 has them."""
+        """Return rank 0's logs of the newest epoch, on all ranks."""
         own = b"" if self._group.rank else json.dumps(self._logs).encode()
         return json.loads(self._group.share(own))
 
     def begin(self, what: str, step: int) -> None:
-        """Note that something begins at a step, from where it is begun again if a worker is lost in it."""
+        """Record that an activity begins at a step; it is repeated from there if a worker is lost during it."""
 
     def _is_first(self, hook: str, args: Sequence[Any]) -> bool:
         return True
@@ -272,13 +272,13 @@ class Callbacks:
         return values | ({_TRAINABLE: self._guard.trainable} if self._guard.is_changed else {}), arrays
 
     def load_state(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Restore what `state` returned; a callback that did not exist then keeps its current state."""
+        """Restore the result of `state`; callbacks that did not exist then keep their current state."""
         if self._kept is None or self._guard is None:
             return
         callback_state.load_old(self._list, values, arrays)
         failed = self._kept.load(values, arrays)
         if failed:
-            self._say(f"WARNING: what callbacks kept could not be restored: {', '.join(failed)}")
+            self._say(f"WARNING: the state of callbacks could not be restored: {', '.join(failed)}")
         self._guard.trainable = values.get(_TRAINABLE, self._guard.trainable)
 
     def keep(self, run: Storage) -> None:
@@ -287,7 +287,7 @@ class Callbacks:
             callback_state.keep(run, *self.state())
             lost = self._kept.lost()
             if lost:
-                self._say(f"WARNING: what callbacks kept does not come back: {', '.join(lost)}")
+                self._say(f"WARNING: objects of callbacks cannot be sent back: {', '.join(lost)}")
 
     def _agree_on_effects(self, changed: Sequence[int]) -> None:
         own = [float(self._model.stop_training), self._rate or 0.0]
@@ -300,7 +300,7 @@ class Callbacks:
 
     @property
     def _rate(self) -> float | None:
-        """Return the learning rate; None where a schedule gives it, or where there are several."""
+        """Return the learning rate; None if a schedule computes it, or if there are several."""
         optimizer = self._model.optimizer
         if not _keras.has_one_rate(optimizer):
             return None
@@ -314,7 +314,7 @@ class Callbacks:
             self._model.optimizer.learning_rate = rate
 
     def _send(self, places: Collection[int]) -> None:
-        """Give all ranks the values that variables have on rank 0."""
+        """Send rank 0's values of variables to all ranks."""
         if not places:
             return
         changed = [self._variables[place] for place in places]
@@ -332,12 +332,12 @@ class Callbacks:
 class ModelGuard:
     """Compares a model before and after hooks.
 
-    As in Keras, setting `layer.trainable` in a hook does not change the step, which was traced before. Each hook sees
-    what earlier hooks have set; between hooks the model has the flags with which training began, so that a step that is
-    traced again, on this rank or on another one, is the same.
+    As in Keras, setting `layer.trainable` in a hook does not change the step, which is already traced. Each hook sees
+    the flags that earlier hooks have set. Between hooks the model has the flags with which training began, so that a
+    step that is traced again, on this rank or on another one, is the same.
 
     Args:
-        model: built and compiled, before callbacks are given to it.
+        model: the model, built and compiled, before `set_model` of the callbacks.
     """
 
     def __init__(self, model: keras.Model):
@@ -354,13 +354,13 @@ class ModelGuard:
 
     @contextmanager
     def watching(self, what: str) -> Iterator[None]:
-        """Refuse changes to the model that the step does not see.
+        """Refuse changes to the model that the traced step ignores.
 
         Args:
-            what: runs meanwhile, for the message.
+            what: the code that runs in the `with` block, for the message.
 
         Raises:
-            ModelError: a part of the model was replaced, also if the hook has raised another error for it.
+            ModelError: a part of the model was replaced, even if the hook raised another error because of it.
         """
         if self.is_changed:
             _keras.set_trainable_flags(self._model, self.trainable)
@@ -376,18 +376,18 @@ class ModelGuard:
 
 
 def foreseen(callbacks: Any) -> list[str]:
-    """Return a line for each hook whose code will be refused, such as `self.model.compile(...)`.
+    """Return a warning for each hook with code that is refused when it runs, such as `self.model.compile(...)`.
 
-    The hook may do so under a condition that is never met, so this refuses nothing.
+    A hook may never reach this code, so this function refuses nothing.
 
     Args:
-        callbacks: a list of Keras callbacks; of anything else nothing is known.
+        callbacks: a list of Keras callbacks; anything else is not inspected.
     """
     lines = []
     for callback in callbacks if isinstance(callbacks, (list, tuple)) else ():
         kinds = [kind for kind in type(callback).__mro__ if not kind.__module__.startswith("keras.")]
         functions = {name: value for kind in reversed(kinds) for name, value in vars(kind).items()}
-        functions |= vars(callback)  # a LambdaCallback has its hooks there
+        functions |= vars(callback)  # includes the hooks of a LambdaCallback
         for name, function in functions.items():
             does = _change_in(getattr(function, "__code__", None))
             if does:
@@ -396,7 +396,7 @@ def foreseen(callbacks: Any) -> list[str]:
 
 
 def _change_in(code: Any) -> str:
-    """Return what a function does to parts of a model that the traced step uses; empty if that cannot be seen."""
+    """Return the change that a function makes to parts of the model that the step uses; empty if none is found."""
     steps = [] if code is None else [(step.opname, step.argval) for step in dis.get_instructions(code)]
     for (_, owner), (kind, name) in itertools.pairwise(steps):
         if owner == "model" and name == "compile" and kind in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -408,14 +408,20 @@ def _change_in(code: Any) -> str:
 
 def _refusal(what: str, names: list[str]) -> str:
     done = "compiled the model again" if "compile()" in names else f"replaced {' and '.join(names[:2])} of the model"
-    return f"{what} has {done}. Training has traced its step by then, and would not see the change. {_ADVICE}"
+    return f"{what} has {done}. The training step was traced before, so the change would have no effect. {_ADVICE}"
 
 
 def give_back(
     run: Storage, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, params: dict[str, Any]
 ) -> None:
-    """Give the callbacks with which a run was started, and what they share with the program, the state at its end;
-    `params` are the run's, as Keras passes them to callbacks."""
+    """Restore the final state of a run in the program's callbacks and in the objects that they share with the program.
+
+    Args:
+        run: the run's folder.
+        callbacks: the callbacks with which the run was started.
+        model: the trained model.
+        params: the run's `params`, as Keras passes them to callbacks.
+    """
     values, arrays = callback_state.kept(run)
     own = _completed(callbacks)
     kept = KeptObjects(own, model)
@@ -425,13 +431,13 @@ def give_back(
     callback_state.load_old(own, values, arrays)
     failed = kept.load(values, arrays)
     if failed:
-        print(f"WARNING: what callbacks kept does not fit this program: {', '.join(failed)}", file=sys.stderr)
+        print(f"WARNING: the state of callbacks does not fit this program: {', '.join(failed)}", file=sys.stderr)
     if _TRAINABLE in values:
         _keras.set_trainable_flags(model, values[_TRAINABLE])
 
 
 def _completed(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
-    """Return the callbacks that run here, with Keras's History, which other callbacks may read as `model.history`."""
+    """Return the callbacks that run, and Keras's History, which other callbacks may read as `model.history`."""
     own = [c for c in callbacks if not isinstance(c, tuple(_REPLACED))]
     return own if any(isinstance(c, keras.callbacks.History) for c in own) else [*own, keras.callbacks.History()]
 
@@ -456,7 +462,7 @@ def _is_before(text: str, epoch: int) -> bool:
 
 
 class LogsReader(keras.callbacks.Callback):
-    """The last callback: it sees the logs of an epoch with what the others have added to them."""
+    """The last callback, which gets the logs of an epoch with the changes of the other callbacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -467,20 +473,20 @@ class LogsReader(keras.callbacks.Callback):
 
 
 def for_hooks(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return logs for hooks: as in Keras, a metric with several numbers is an array."""
+    """Return logs for hooks. As in Keras, a metric with several numbers is an array."""
     return {name: np.asarray(each, np.float32) if isinstance(each, list) else each for name, each in logs.items()}
 
 
 def for_history(logs: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Return logs as JSON values: numbers, texts, lists and dicts of them. `say` gets a line about any other value."""
+    """Return logs as JSON values: numbers, texts, lists and dicts. Report and leave out any other value."""
     kept = {}
     for name, value in logs.items():
         try:
             if not isinstance(name, str) or name in _OWN:
-                raise TypeError("expected a text that is neither 'epoch' nor 'step'")
+                raise TypeError("its name must be a text other than 'epoch' and 'step'")
             kept[name] = _plain(value)
         except TypeError as error:
-            say(f"WARNING: the history leaves out {name!r}, which a callback has added to the logs: {error}")
+            say(f"WARNING: the history leaves out {name!r}, which a callback added to the logs: {error}")
     return kept
 
 

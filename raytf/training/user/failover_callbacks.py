@@ -1,4 +1,4 @@
-"""Callbacks that another rank can continue when rank 0 is lost: after each hook all ranks know their state."""
+"""Callbacks that survive the loss of rank 0: after each hook all ranks know their state, so another can continue."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from raytf.checkpoint.variables import unchanged
 from raytf.errors import WorkerLostError
 from raytf.training.user.callbacks import BatchHooks, Callbacks
 
-#: Hooks that have run, with their numbers.
+#: How often each hook has run, by activity, name and integer arguments.
 Ran = Counter[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class CallbackState:
-    """The state of rank 0's callbacks that all ranks know.
+    """The state of rank 0's callbacks, as known to all ranks.
 
     Attributes:
-        stop, rate: what the hooks have done: whether training stops, and the learning rate.
-        values: by their places, the variables that the hooks have changed.
-        ran: hooks since the last `begin`.
-        logs: the logs of the newest epoch that has ended, with what callbacks have added to them; None before.
-        extras: packed, as of that moment; None where nothing changed.
-        version: counts up with each state that was sent.
+        stop, rate: whether training stops, and the learning rate, after the hooks.
+        values: values of the variables that the hooks have changed, by index.
+        ran: the hooks that have run since the last `begin`.
+        logs: logs of the newest complete epoch, including additions by callbacks; None before the first epoch ends.
+        extras: the packed `Extras`; None if nothing changed since the last state.
+        version: increases with each state that is sent.
     """
 
     stop: bool = False
@@ -43,8 +43,8 @@ class CallbackState:
 
 
 class MovingCallbacks(Callbacks):
-    """Callbacks of ranks that meet again; see `Callbacks`. `pack` packs their files and returns None if these are too
-    large. `known` is the state of the callbacks, and `batches` their batch hooks, as the other ranks know them."""
+    """Callbacks of ranks that can meet again; see `Callbacks`. `pack` packs their files, and returns None if the files
+    are too large. `known` and `batches` are the callbacks' state and batch hooks, as known to the other ranks."""
 
     def __init__(
         self,
@@ -57,24 +57,24 @@ class MovingCallbacks(Callbacks):
         self._known_batches = batches
         self._pack = pack
         self.known = known or CallbackState()
-        #: What runs now, and at which step; hooks that have run at this step, and those that were asked for in it since
-        #: workers were lost.
+        #: The current activity and its step. `_ran` counts the hooks that have run at this step, and `_asked` the
+        #: requests to run a hook at this step since workers were lost.
         self._what, self._step = "", -1
         self._ran: Ran = Counter()
         self._asked: Ran = Counter()
-        #: Of the state that was sent last.
+        #: The mark of the last state that was sent; see `_packed_state`.
         self._mark: Any = None
-        #: Places of the variables that hooks have changed on this rank, and that the others may not have yet.
+        #: Indices of variables that hooks have changed on this rank and that the other ranks may not have received.
         self._untold: set[int] = set()
         super().__init__(*args, **kwargs)
 
     def _agree_on_batches(self, own: BatchHooks) -> BatchHooks:
-        # The state of a callback with hooks of batches may change with each of them.
+        # Any batch hook may change its callback's state, which the other ranks must then receive.
         return super()._agree_on_batches(own._replace(steer=own.steer or self.has_batch_hooks))
 
     @property
     def lacks_hooks(self) -> bool:
-        """Return whether this rank, if it is rank 0, has to take the callbacks over."""
+        """Return whether this rank has not constructed the callbacks, so that it must take them over as rank 0."""
         return self.active and self._hooks is None
 
     def begin(self, what: str, step: int) -> None:
@@ -84,14 +84,14 @@ class MovingCallbacks(Callbacks):
             self.known = replace(self.known, ran=Counter())
 
     def resume(self) -> None:
-        """Begin again after workers were lost, without the hooks that have run; all ranks must call this."""
+        """Restart the current activity after workers were lost, without hooks that have run; all ranks must call it."""
         self._asked.clear()
         if self.active:
             self._mark = None
             self._agree_on_effects(())
 
     def agree_on_known(self) -> None:
-        """Have all ranks know what one of them heard before another one was lost; all ranks must call this."""
+        """Send the newest state that any remaining rank knows to all ranks; all ranks must call this."""
         if not self.active:
             return
         group = self._group
@@ -106,23 +106,23 @@ class MovingCallbacks(Callbacks):
                 self._assign(self.known.values)
 
     def take_over(self, files: str, epoch: int, is_inside: bool, has_end: bool) -> None:
-        """Continue with the callbacks of a rank 0 that is lost, on the new one.
+        """Continue, on the new rank 0, with the callbacks of the one that was lost.
 
         Args:
-            files: local folder for their files, which has those of `packed_files`.
-            epoch: in which the run is.
-            is_inside: whether that has begun.
-            has_end: whether the end of the epoch before it is complete.
+            files: local folder for the callbacks' files, which already contains `packed_files`.
+            epoch: the run's current epoch.
+            is_inside: whether that epoch has begun.
+            has_end: whether the end of the previous epoch is complete.
 
         Raises:
-            WorkerLostError: what they know is lost.
+            WorkerLostError: no remaining rank knows the callbacks' state.
         """
         if self.known.extras is None:
-            raise WorkerLostError("rank 0 is lost before its callbacks began")
+            raise WorkerLostError("rank 0 was lost before its callbacks began")
         extras, stops = Extras.unpack(self.known.extras), self._model.stop_training
         hooks = {hook[1:] for hook in self.known.ran}
-        with unchanged(self._variables):  # what the model is must not depend on how often a callback begins
-            # A row of an epoch whose end is run again is written again.
+        with unchanged(self._variables):  # the hooks run a second time here, which must not change the model again
+            # If the end of an epoch runs again, its CSV row is written again, so the old row is dropped.
             self._construct(files, epoch if has_end or ("on_epoch_end", epoch - 1) in hooks else epoch - 1)
             self._catch_up("on_train_begin")
             if is_inside or ("on_epoch_begin", epoch) in hooks:
@@ -137,18 +137,18 @@ class MovingCallbacks(Callbacks):
 
     @property
     def packed_files(self) -> dict[str, bytes]:
-        """Return the files of the callbacks, as far as all ranks know them.
+        """Return the callbacks' files, as known to all ranks.
 
         Raises:
-            WorkerLostError: nobody else knows them.
+            WorkerLostError: no remaining rank has the files.
         """
         files = None if self.known.extras is None else Extras.unpack(self.known.extras).files
         if files is None:
-            raise WorkerLostError("rank 0 is lost, and with it files of callbacks that are too large to be sent around")
+            raise WorkerLostError("rank 0 was lost with files of callbacks that are too large to send to all ranks")
         return files
 
     def _shared_logs(self) -> dict[str, Any]:
-        # Every rank heard of them together with the hook's effects.
+        # Every rank received the logs together with the hook's effects.
         return dict(self.known.logs or {})
 
     def _is_first(self, hook: str, args: Sequence[Any]) -> bool:
@@ -160,7 +160,7 @@ class MovingCallbacks(Callbacks):
         return True
 
     def _agree_on_effects(self, changed: Sequence[int]) -> None:
-        # In one message: a rank knows either all of it or nothing.
+        # One message, so that a rank receives either the whole state or nothing.
         self._untold.update(changed)
         own, mark = self._packed_state(self._untold) if self._group.rank == 0 else (None, None)
         shared: CallbackState = pickle.loads(self._group.share(pickle.dumps(own) if own else b""))
@@ -176,7 +176,7 @@ class MovingCallbacks(Callbacks):
             self._variables[place].assign(value)
 
     def _packed_state(self, changed: Iterable[int]) -> tuple[CallbackState, Any]:
-        """Return what rank 0 sends, and a mark of the state that it sends."""
+        """Return the state that rank 0 sends, and a mark that differs whenever the extras do."""
         values, arrays = self.state()
         files = self._pack()
         mark = pickle.dumps((values, files)), {name: google_crc32c.value(_bytes(a)) for name, a in arrays.items()}

@@ -1,4 +1,4 @@
-"""The workers' side of batches that the driver's program makes."""
+"""A worker's client for batches that the driver's program makes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from raytf.errors import DataError
 
 
 class FeedClient:
-    """Asks the mailbox of `raytf.driver.feed` for batches; can be sent to other processes."""
+    """Requests batches from the mailbox of `raytf.driver.feed`; can be sent to other processes."""
 
     def __init__(self, handle: ActorHandle, plan: StepPlan):
-        self._handle: Any = handle  # Ray makes its methods when it runs
+        self._handle: Any = handle  # Ray adds its methods at run time
         self._plan = plan
-        #: The offer that was had last, and the leaves of its batches for some shards.
+        #: The latest offer, and the leaves of its batches for the shards that were requested last.
         self._offer: Any = None
         self._batches: tuple[range, list[list[np.ndarray]]] = range(0), []
 
     def __call__(self, step: int, shards: range) -> tuple[list[np.ndarray], int]:
-        """Return the leaves of some logical shards' records at a step, and the number of records of all shards.
+        """Return the leaves of these logical shards' records at a step, and the number of records of all shards.
 
         Raises:
-            DataError: the program cannot make the batch.
+            DataError: the program could not make the batch.
         """
         if self._offer is None or not self._offer.has(step) or self._batches[0] != shards:
             self._offer = ray.get(self._handle.ask.remote(step))
@@ -37,7 +37,7 @@ class FeedClient:
         return self._batches[1][at], self._offer.rows[at]
 
     def _taken(self, shards: range) -> list[list[np.ndarray]]:
-        """Return the leaves of some shards' records, for each batch of the offer."""
+        """Return the leaves of these shards' records, for each batch of the offer."""
         rows, parts = self._offer.rows, self._offer.parts
         if len(parts) > 1:
             batches = ray.get(parts[shards.start : shards.stop])
@@ -51,5 +51,5 @@ class FeedClient:
         return cut
 
     def saved(self, step: int) -> None:
-        """Report that a checkpoint of a step is on storage, from rank 0."""
+        """Report from rank 0 that a step's checkpoint is in storage."""
         self._handle.saved.remote(step)

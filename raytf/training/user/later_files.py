@@ -1,8 +1,8 @@
-"""Files and summary writers that a program has opened, opened again where its callbacks run.
+"""Stand-ins for files and summary writers that a program has opened, for the worker that runs its callbacks.
 
-Nothing of an open file can be sent. A worker gets a stand-in, which opens a file in the run's `files/` when a callback
-first uses it. After training, the program's own file gets the text that was written there, and the program's folder of
-event files gets the event files. TensorFlow is imported when a writer is made.
+An open file cannot be sent to a worker. The worker gets a stand-in, which opens a file in the run's `files/` when a
+callback first uses it. After training, the text is copied into the program's own file, and the event files into the
+program's own folder. TensorFlow is imported only when a writer is created.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from raytf import _tensorflow
 from raytf.storage import local_files
 from raytf.storage.storage import Storage
 
-#: In the run's folder.
+#: A subfolder of the run's folder.
 _FILES = "files"
 #: Classes of open files.
 _KINDS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 
 
 class _Here:
-    """The folder in which callbacks of this process write; empty in a process that runs no callbacks."""
+    """The folder in which this process's callbacks write (empty if it runs none), and its summary writers."""
 
     folder = ""
     writers: ClassVar[list[Any]] = []
@@ -33,12 +33,12 @@ class _Here:
 
 
 def take_default(writer: Any, step: Any) -> None:
-    """Take the program's default summary writer, None for none, and its default step."""
+    """Store the program's default summary writer (None for none) and its default step, for `write_in`."""
     _Here.default = writer, step
 
 
 def write_in(folder: str) -> None:
-    """Have the stand-ins of this process open their files in a folder, since callbacks run here."""
+    """Make this process's stand-ins open their files in a folder, and set the program's default summary writer."""
     _Here.folder = folder
     writer, step = _Here.default
     if writer is not None:
@@ -46,13 +46,13 @@ def write_in(folder: str) -> None:
 
 
 def flush() -> None:
-    """Write what summary writers of this process hold back."""
+    """Flush the summary writers of this process."""
     for writer in _Here.writers:
         writer.flush()
 
 
 def place_of(path: str) -> str:
-    """Return the name in the run's `files/` for a path of the program; a URI stands for itself."""
+    """Return the name in the run's `files/` for a path of the program, or the path itself if it is a URI."""
     if "://" in path:
         return path
     relative = os.path.relpath(path)
@@ -63,12 +63,12 @@ def _opened_at(place: str) -> str:
     if "://" in place:
         return place
     if not _Here.folder:
-        raise RuntimeError(f"{place} was opened by the program for its callbacks, and this worker runs none.")
+        raise RuntimeError(f"{place} was opened by the program for its callbacks, but this worker runs no callbacks.")
     return os.path.join(_Here.folder, place)
 
 
 class LaterFile:
-    """Stands for a file, of text or bytes, that the program has opened for writing; see `place_of`."""
+    """Stands for a text or binary file that the program has opened for writing; see `place_of`."""
 
     def __init__(self, place: str, is_text: bool):
         self._place, self._is_text = place, is_text
@@ -84,7 +84,7 @@ class LaterFile:
         return self._file
 
     def position(self) -> list[Any]:
-        """Return how many bytes were written, and whether the file is closed."""
+        """Return the number of bytes written, and whether the file is closed."""
         if self._file is None:
             return [0, False]
         if self._file.closed:
@@ -93,7 +93,7 @@ class LaterFile:
         return [os.fstat(self._file.fileno()).st_size, False]
 
     def cut(self, position: list[Any]) -> None:
-        """Continue after the bytes that a position counts; what an attempt wrote later is written again."""
+        """Truncate the file to a position and continue there, because later output is written again."""
         size, is_closed = position
         if self._file is None:
             path = _opened_at(self._place)
@@ -165,11 +165,11 @@ def _closed_file() -> Any:
 
 
 def reducers(sent: list[Any]) -> dict[str, Callable[[Any], Any]]:
-    """Return how to pickle open files and summary writers; those that are pickled are added to `sent`."""
+    """Return functions that pickle open files and summary writers, and that append what they pickle to `sent`."""
 
     def file(value: Any) -> Any:
         is_standard = value in (sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-        if is_standard or type(value) not in _KINDS:  # a class of the program's, or of pytest's
+        if is_standard or type(value) not in _KINDS:  # such as a class of the program or of pytest
             return NotImplemented
         if value.closed:
             return _closed_file, ()
@@ -182,8 +182,8 @@ def reducers(sent: list[Any]) -> dict[str, Callable[[Any], Any]]:
         folder, suffix = _tensorflow.writer_folder(value)
         if folder is None:
             raise TypeError(
-                "cannot pickle a summary writer that was made before raytf was there to see its folder: make it in the "
-                "callback's on_train_begin"
+                "cannot pickle this summary writer, because its folder is known only in a program that `raytf run` "
+                "runs. Create the writer in the callback's on_train_begin"
             )
         sent.append(value)
         return _later_writer, (place_of(folder), suffix)
@@ -195,7 +195,7 @@ def reducers(sent: list[Any]) -> dict[str, Callable[[Any], Any]]:
 
 
 def give_back(run: Storage, sent: list[Any]) -> None:
-    """Give the program's files and folders of event files what callbacks have written, after the end of the run."""
+    """Copy the callbacks' output into the program's files and event folders, after the end of the run."""
     for value in sent:
         if hasattr(value, "as_default"):
             folder = _tensorflow.writer_folder(value)[0] or ""

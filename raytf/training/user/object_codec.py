@@ -1,10 +1,10 @@
-"""The JSON form of values in a graph of objects, which a `Writer` writes and a `Reader` reads.
+"""The JSON form of values in an object graph, which a `Writer` writes and a `Reader` reads.
 
-Scalars stand for themselves; any other value is a list whose first item says what it is. An object that the program had
-before training is named by its label, so that a reader changes the program's own object and everything that shares it
-sees the change. Objects that a callback has made since are numbered. They are containers, arrays, values of the
-standard library, or objects of classes that the program has. Nothing that is read runs code: no constructors, no
-imports.
+A scalar is written as it is. Any other value is a list whose first item names its kind. An object that the program had
+before training is referenced by its label, so a reader changes the program's own object, and everything that shares the
+object sees the change. Objects that a callback has created since are numbered. They are containers, arrays, values of
+the standard library, or objects of the program's classes. Reading runs none of the program's constructors, and imports
+nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from raytf.training.user.later_files import LaterFile
 
 #: JSON values of one object.
 Content = dict[str, Any]
-#: Classes of new objects that a reader makes, beside those of the program.
+#: Library classes of new objects that a reader creates, in addition to the program's classes.
 CLASSES = {
     f"{kind.__module__}:{kind.__qualname__}": kind
     for kind in (
@@ -55,15 +55,15 @@ VALUES: dict[str, tuple[type, Callable[[Any], list[Any]]]] = {
     "PosixPath": (pathlib.PosixPath, lambda v: [str(v)]),
 }
 TIMES: dict[str, Any] = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}
-#: Kinds of NumPy's dtypes whose values are bytes without references.
+#: Kinds of NumPy dtypes whose values are bytes without references.
 NUMBERS = "biufcMmSUV"
-#: Tuples inside each other.
+#: The deepest nesting of tuples.
 DEPTH = 20
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 def library(name: str) -> Any:
-    """Return a class or function of a library that a callback may hold, such as `keras.ops.less`; else None."""
+    """Return the library class or function of a name, such as `keras.ops.less`; None if callbacks may not hold it."""
     module, _, own = name.partition(":")
     if name in CLASSES:
         return CLASSES[name]
@@ -79,18 +79,18 @@ def library(name: str) -> Any:
 
 
 def variables_of(value: Any, others: Collection[int]) -> list[Any]:
-    """Return the variables of an object of Keras, or a variable itself, without others."""
+    """Return the variables of a Keras object, or a variable itself, without those whose ids are in `others`."""
     own = [value] if object_graph.is_variable(value) else list(value.variables)
     return [variable for variable in own if id(variable) not in others]
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return the name by which `dtype_of` finds a dtype."""
+    """Return the name of a dtype, as `dtype_of` expects it."""
     return dtype.name if hasattr(ml_dtypes, dtype.name) else dtype.str
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the dtype of a name, also of those that NumPy itself lacks, such as bfloat16."""
+    """Return the dtype of a name, including dtypes that NumPy itself lacks, such as bfloat16."""
     return np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
 
 
@@ -98,26 +98,26 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 class CannotTravelError(Exception):
-    """A value has no form that a reader could open safely."""
+    """The value has no form that a reader can open safely."""
 
 
 class Writer:
-    """Writes contents of objects; those that a reader has are labelled by their ids, and the values of some variables,
-    those of the model and its optimizer, come back by another way."""
+    """Writes the contents of objects. `labels` maps the id of each object that the reader has, too, to its label.
+    `others` are the ids of the model's and optimizer's variables, which are left out: they return with the model."""
 
     def __init__(self, labels: Mapping[int, str], others: Collection[int] = ()):
         self._labels, self._others = labels, others
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []
         self._depth = 0
-        #: New objects, by number, and arrays, by the names that their contents give them.
+        #: Contents of new objects, by number, and arrays, by the names that the contents use.
         self.new: dict[str, Content] = {}
         self.arrays: dict[str, np.ndarray] = {}
         #: Attributes and items that could not be written: where -> kind of the value.
         self.lost: dict[str, str] = {}
 
     def content(self, label: str, value: Any) -> Content:
-        """Return the content of an object; arrays by checksums only, see `take_arrays`."""
+        """Return the content of an object, with checksums in place of its arrays; see `take_arrays`."""
         content: Content = {}
         if isinstance(value, keras.callbacks.Callback) and hasattr(value, "get_state"):
             with self._noting(label, value):
@@ -158,7 +158,7 @@ class Writer:
 
     @contextlib.contextmanager
     def _noting(self, where: str, value: Any) -> Iterator[None]:
-        """Note a value that cannot be written, and drop the new objects that were written for it."""
+        """Record a value that cannot be written in `lost`, and drop the new objects that were written for it."""
         sizes = len(self._numbers), len(self.new)
         try:
             yield
@@ -185,7 +185,7 @@ class Writer:
         """Return a value as JSON.
 
         Raises:
-            CannotTravelError: the message says of which kind the value is.
+            CannotTravelError: the value cannot be written; the message names its kind.
         """
         if type(value) in object_graph.SCALARS:
             return value
@@ -214,7 +214,7 @@ class Writer:
             return ["time", kind.__name__, value.isoformat()]
         if isinstance(value, enum.Enum):
             return ["enum", self.value(kind), value.name]
-        if isinstance(value, tuple):  # a named one
+        if isinstance(value, tuple):  # a named tuple
             return ["named", self.value(kind), self._inside(value)]
         if isinstance(value, types.MethodType):
             return ["method", self.value(value.__self__), value.__name__]
@@ -228,10 +228,10 @@ class Writer:
         return None
 
     def _inside(self, items: Any) -> list[Any]:
-        """Return the items of a tuple, which are written inside each other as JSON, to a depth that readers accept."""
+        """Return the items of a tuple or frozenset as JSON; nesting is limited to a depth that readers accept."""
         self._depth += 1
         if self._depth > DEPTH:
-            raise CannotTravelError(f"a {type(items).__name__} in more than {DEPTH} others")
+            raise CannotTravelError(f"a {type(items).__name__} nested in more than {DEPTH} others")
         written = [self.value(each) for each in items]
         self._depth -= 1
         return written
@@ -264,7 +264,7 @@ class Writer:
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """Return what an object holds by name, apart from items; None for objects that hold nothing so."""
+    """Return an object's named values, such as attributes; None for kinds of objects that have none."""
     if isinstance(value, types.CellType):
         try:
             return {"cell_contents": value.cell_contents}
@@ -280,7 +280,7 @@ def _attributes(value: Any) -> dict[str, Any] | None:
 
 
 def _frozen(state: Any) -> Any:
-    """Return a state of dicts and arrays as tuples, which are written in one place."""
+    """Return a state of dicts and arrays as nested tuples, which are written as one value."""
     if isinstance(state, dict):
         return "dict", tuple((key, _frozen(each)) for key, each in state.items())
     if isinstance(state, np.ndarray):
@@ -299,10 +299,10 @@ def _of_variable(variable: Any) -> np.ndarray:
 
 
 def _mark(array: np.ndarray) -> list[Any]:
-    """Return checksum, dtype and shape of an array.
+    """Return the checksum, dtype and shape of an array.
 
     Raises:
-        CannotTravelError: it holds Python's objects.
+        CannotTravelError: the array holds Python objects or records with named fields.
     """
     if array.dtype.hasobject or array.dtype.names or array.dtype.kind not in NUMBERS:
         raise CannotTravelError(f"an array of {array.dtype}")
@@ -311,7 +311,7 @@ def _mark(array: np.ndarray) -> list[Any]:
 
 
 def _as_numbers(array: np.ndarray) -> np.ndarray:
-    """Return an array as the bytes that it consists of, of a dtype that every checkpoint can hold."""
+    """Return an array's bytes as a uint8 array, which every checkpoint can hold."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -319,16 +319,16 @@ def _as_numbers(array: np.ndarray) -> np.ndarray:
 
 
 class Reader:
-    """Gives objects the contents that a `Writer` wrote.
+    """Restores the contents of objects that a `Writer` wrote.
 
     Args:
         labels: the objects of this process, by label.
-        new: the contents of new objects.
-        arrays: by name.
-        others: as of the writer.
+        new: the contents of new objects, by number.
+        arrays: the arrays of all contents, by name.
+        others: as in `Writer`.
 
     Raises:
-        Exception: the contents are damaged, or made by a program with other classes.
+        Exception: the contents are damaged, or were written by a program with other classes.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class Reader:
         self._made: dict[int, Any] = {}
         for number, content in new.items():
             self._made[int(number)] = self._shell(content)
-        # Attributes first: an item of a set or a key of a dict may be hashed by them.
+        # Attributes first: the hash of a set's item or a dict's key may depend on them.
         for part in (("attributes",), ("items", "pairs", "bytes")):
             for number, content in new.items():
                 self.fill(self._made[int(number)], {k: v for k, v in content.items() if k in part})
@@ -361,7 +361,7 @@ class Reader:
         return made
 
     def fill(self, value: Any, content: Content) -> None:
-        """Give an object its content in place."""
+        """Restore the content of an object in place."""
         if "state" in content:
             if hasattr(value, "set_state"):
                 value.set_state(self._value(content["state"]))
@@ -432,7 +432,7 @@ class Reader:
                 return tf.constant(self._value(array))
             case ["library", name]:
                 return library(name)
-        raise ValueError(f"{written[:1]} is no kind of value")
+        raise ValueError(f"{written[:1]} is not a known kind of value")
 
 
 def _set_attribute(value: Any, name: str, each: Any) -> None:

@@ -1,9 +1,9 @@
-"""The objects that callbacks can reach before training: what they hold, share with each other, and use by name.
+"""The objects that callbacks can reach before training: objects they hold or share, and globals they use.
 
 A program and its workers have copies of the same graph. Each mutable object in it has a label: the path on which a
-breadth-first search from the callbacks first finds it. Equal graphs give equal labels, so a label finds the program's
-own object for one that a worker has changed. Globals, classes and modules have labels of their own, because several
-paths lead to them. The search does not enter libraries, models, layers and optimizers.
+breadth-first search from the callbacks first finds it. Equal graphs have equal labels, so the label of an object that a
+worker has changed identifies the program's own object. Globals, classes and modules have labels of their own, because
+several paths lead to them. The search does not enter libraries, models, layers and optimizers.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import tensorflow as tf
 
 #: Values that are written as they are.
 SCALARS = (type(None), bool, int, float, str)
-#: Items of a container from which on the search does not enter it: it is then compared and sent as a whole.
+#: The search does not enter containers with at least this many items. They are compared and sent as a whole.
 _LARGE = 10_000
 _IMMUTABLE = frozenset({*SCALARS, complex, bytes, range, slice, type(Ellipsis), type(NotImplemented)})
 #: Attributes that Keras itself sets in every callback.
 OF_KERAS = frozenset({"_model", "model", "params"})
 #: Classes of the standard library whose objects hold values of the program in attributes.
 _RECORDS = (types.SimpleNamespace, UserDict, UserList)
-#: Where Python's own modules are, and names of the folders of installed packages.
+#: Folders of Python's own modules, and names of folders that hold installed packages.
 _LIBRARIES = tuple(os.path.join(os.path.realpath(sysconfig.get_path(name)), "") for name in ("stdlib", "platstdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def labelled(callbacks: list[Any]) -> dict[str, Any]:
-    """Return the objects that callbacks can reach before training, by label; labels after training can differ."""
+    """Return the objects that callbacks can reach, by label. Call it before training, which can change the labels."""
     objects: dict[str, Any] = {}
     seen: set[int] = set()
     waiting = deque((f"callbacks[{i}] {type(each).__name__}", each) for i, each in enumerate(callbacks))
@@ -47,7 +47,7 @@ def labelled(callbacks: list[Any]) -> dict[str, Any]:
             continue
         own = _own_label(value)
         label = label if own is None or own in objects else own
-        if label in objects:  # a second object of the same name, which cannot be told from the first one
+        if label in objects:  # a second object with this label, which cannot be distinguished from the first
             continue
         seen.add(id(value))
         objects[label] = value
@@ -56,14 +56,14 @@ def labelled(callbacks: list[Any]) -> dict[str, Any]:
 
 
 def leaves(callbacks: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that callbacks can reach and that hold no other ones, with their labels."""
+    """Yield (label, object) for each object that callbacks can reach and that holds no other objects."""
     for label, value in labelled(callbacks).items():
         if next(_inner(label, value), None) is None:
             yield label, value
 
 
 def is_keras(value: Any) -> bool:
-    """Return whether an object is a model, a layer, an optimizer or a metric, whose state is in variables."""
+    """Return whether an object is a model, layer, optimizer or metric: its state is then in variables."""
     return isinstance(value, (keras.Layer, keras.optimizers.Optimizer, keras.Metric))
 
 
@@ -101,7 +101,7 @@ def _is_own(name: str) -> bool:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of a record, also of one with slots, without those that Keras sets in every callback."""
+    """Return the attributes of a record, including slots, without those that Keras sets in every callback."""
     values = dict(vars(value)) if hasattr(value, "__dict__") else {}
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -114,7 +114,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def data_of(space: type | types.ModuleType) -> dict[str, Any]:
-    """Return the attributes of a class or a module that are data: neither code nor what Python itself sets."""
+    """Return the attributes of a class or module that are data: neither code nor set by Python itself."""
     return {
         name: value
         for name, value in list(vars(space).items())
@@ -123,7 +123,7 @@ def data_of(space: type | types.ModuleType) -> dict[str, Any]:
 
 
 def assigned_globals(function: types.FunctionType) -> dict[str, Any] | None:
-    """Return the global variables that a function assigns, with their values now; None where it assigns none."""
+    """Return the global variables that a function assigns, with their current values; None if it assigns none."""
     names, space = _names(function.__code__)[1], function.__globals__
     return {name: space[name] for name in names if name in space} if names else None
 
@@ -138,7 +138,7 @@ def _is_code(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the global names that code and the functions inside it load, and those that they assign."""
+    """Return the global names that code and its nested functions load, and the global names that they assign."""
     loaded: dict[str, None] = {}
     stored: dict[str, None] = {}
     for step in dis.get_instructions(code):
@@ -162,7 +162,7 @@ def _own_label(value: Any) -> str | None:
 
 
 def _inner(label: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects right inside an object, with labels for them."""
+    """Yield (label, object) for each object that an object directly holds."""
     if isinstance(value, (list, tuple, deque)):
         if not (has_scalars_only(value) or is_large(value)):
             yield from ((f"{label}[{i}]", each) for i, each in enumerate(value))
@@ -221,7 +221,7 @@ def has_scalars_only(values: Any) -> bool:
 
 
 def items_of(container: Any) -> list[Any]:
-    """Return the items of a container; of a dict, its values."""
+    """Return the items of a container, or the values of a dict."""
     return list(container.values() if isinstance(container, dict) else container)
 
 
@@ -237,6 +237,6 @@ def _is_plain_key(key: Any) -> bool:
 
 
 def same_kind(known: Any) -> type | None:
-    """Return the container class that an object is or derives from; None for others."""
+    """Return the container class of which an object is an instance; None if it is no container."""
     kinds = (list, OrderedDict, dict, set, deque, bytearray, np.ndarray)
     return next((kind for kind in kinds if isinstance(known, kind)), None)

@@ -1,4 +1,4 @@
-"""Process-wide settings of Keras and TensorFlow that a program has made, for the processes that train its model.
+"""A program's process-wide Keras and TensorFlow settings, which the processes that train its model take over.
 
 The dtype policy and the default float are in `raytf.config.precision`, since a flag may contradict them.
 """
@@ -13,24 +13,24 @@ from typing import Any
 from raytf import _tensorflow
 from raytf.errors import ConfigError
 
-#: TensorFlow's options when nobody sets any.
+#: TensorFlow's default optimizer options.
 _OPTIONS = {"disable_model_pruning": False, "disable_meta_optimizer": False}
 
 
 @dataclass(frozen=True)
 class ProgramSettings:
-    """A program's settings of its process that workers take over; the defaults are those of Keras and TensorFlow.
+    """A program's process-wide settings that workers take over. Defaults are the defaults of Keras and TensorFlow.
 
     Attributes:
-        epsilon: of `keras.config.set_epsilon`.
-        image_data_format: of `keras.config.set_image_data_format`.
+        epsilon: as set by `keras.config.set_epsilon`.
+        image_data_format: as set by `keras.config.set_image_data_format`.
         numpy_behavior: whether NumPy behavior is enabled in TensorFlow.
         prefers_float32: with NumPy behavior, whether Python's floats are float32.
-        filters_tracebacks: whether Keras, and whether TensorFlow, shorten tracebacks.
-        is_interactive: whether Keras prints what it logs.
-        jit: whether TensorFlow compiles graphs with XLA, as `tf.config.optimizer.set_jit` says.
-        optimizer_options: of `tf.config.optimizer.set_experimental_options`.
-        soft_placement: whether an operation may run on another device than it was given.
+        filters_tracebacks: whether Keras shortens tracebacks, and whether TensorFlow does.
+        is_interactive: whether Keras prints its logs instead of logging them.
+        jit: whether TensorFlow compiles graphs with XLA, as set by `tf.config.optimizer.set_jit`.
+        optimizer_options: as set by `tf.config.optimizer.set_experimental_options`.
+        soft_placement: whether an operation may run on a different device than the one it was assigned.
         tf32: whether GPUs may multiply with TensorFloat-32.
     """
 
@@ -46,7 +46,7 @@ class ProgramSettings:
     tf32: bool = True
 
     def identity(self) -> dict[str, str]:
-        """Return what must not change when a run is resumed; nothing for the defaults, as for runs made before."""
+        """Return the settings that must not change when a run resumes, without defaults: older runs recorded none."""
         default = ProgramSettings()
         texts = {
             "keras.config.epsilon()": (self.epsilon, default.epsilon),
@@ -56,7 +56,7 @@ class ProgramSettings:
         return {name: str(value) for name, (value, usual) in texts.items() if value != usual}
 
     def apply(self) -> None:
-        """Set them in this process, where nothing was computed yet."""
+        """Apply the settings to this process, which must not have computed anything yet."""
         import keras
         import tensorflow as tf
 
@@ -81,8 +81,7 @@ class ProgramSettings:
 
 
 def of_process() -> ProgramSettings | None:
-    """Return what is set in this process; None where nobody has loaded Keras: workers then keep their own
-    configuration."""
+    """Return the settings of this process; None if Keras is not loaded, so workers keep their own configuration."""
     keras: Any = sys.modules.get("keras")
     tf: Any = sys.modules.get("tensorflow")
     if not hasattr(keras, "config") or not hasattr(tf, "config"):
@@ -103,13 +102,13 @@ def of_process() -> ProgramSettings | None:
 
 
 def check() -> list[str]:
-    """Refuse settings of this process that workers cannot have.
+    """Raise an error for a setting of this process that workers cannot take over.
 
     Returns:
-        Lines about settings that change nothing of what is learned, and that workers leave out.
+        Lines about settings that workers ignore because they do not change what the model learns.
 
     Raises:
-        ConfigError: names the setting, and what to do.
+        ConfigError: workers cannot take over a setting; the message names it and what to do.
     """
     keras: Any = sys.modules.get("keras")
     backend = keras.config.backend() if hasattr(keras, "config") else "tensorflow"
@@ -117,8 +116,8 @@ def check() -> list[str]:
     other = next((name for name in (backend, asked) if name != "tensorflow"), None)
     if other is not None:
         raise ConfigError(
-            f"the program asks for Keras's backend {other!r}, and raytf trains with TensorFlow. Leave KERAS_BACKEND "
-            "out, or set it to tensorflow before Keras is imported."
+            f"the program selects Keras's backend {other!r}, but raytf trains with TensorFlow. Unset KERAS_BACKEND, "
+            "or set it to tensorflow before Keras is imported."
         )
     tf: Any = sys.modules.get("tensorflow")
     if not hasattr(tf, "config"):
@@ -126,13 +125,13 @@ def check() -> list[str]:
     numpy = _tensorflow.numpy_behavior()
     if numpy is not None and numpy[1] not in ("off", "legacy"):
         raise ConfigError(
-            f"NumPy behavior is enabled with dtype_conversion_mode={numpy[1]!r}, which would change the arithmetic of "
-            "the workers' own sums. Leave dtype_conversion_mode out, and cast where dtypes differ."
+            f"NumPy behavior is enabled with dtype_conversion_mode={numpy[1]!r}, which would change how the workers "
+            "compute their own sums. Omit dtype_conversion_mode, and cast where dtypes differ."
         )
     lines = []
     if tf.config.functions_run_eagerly():
-        lines.append("tf.config.run_functions_eagerly(True) is for this process: workers trace the step anyway")
+        lines.append("tf.config.run_functions_eagerly(True) affects only this process: workers trace the step anyway")
     threading = tf.config.threading
     if threading.get_intra_op_parallelism_threads() or threading.get_inter_op_parallelism_threads():
-        lines.append("tf.config.threading is for this process: workers have as many threads as --cpus-per-worker says")
+        lines.append("tf.config.threading affects only this process: set --cpus-per-worker for the workers' threads")
     return lines

@@ -1,7 +1,7 @@
-"""A user's code and objects, sent to a run as bytes and opened where they are used.
+"""The user's code and objects, sent to a run as bytes and unpickled where they are used.
 
-A model, a layer or a tensor creates TensorFlow's variables when it is unpickled, which a worker may do only after its
-strategy is set up: `Collective ops must be configured at program startup`. So a parcel arrives closed.
+Unpickling a model, layer or tensor creates TensorFlow variables, which a worker may do only after its strategy is set
+up: `Collective ops must be configured at program startup`. So a parcel stays pickled until its first use.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from raytf.training.user import later_files
 
 T = TypeVar("T")
 Error = TypeVar("Error", bound=RaytfError)
-#: A graph of layers is pickled from each one to the next: of a thousand layers that is a deep recursion.
+#: Pickling a graph of layers recurses from each layer to the next, which is deep for a model of a thousand layers.
 _STACK_BYTES, _RECURSION = 512 << 20, 1_000_000
 #: Classes of variables: Keras's and TensorFlow's.
 _VARIABLES = ("keras.src.backend.common.variables.Variable", "tensorflow.python.ops.variables.Variable")
-#: Objects that this process has sent, by the name in the pickle.
+#: Objects that this process has sent, by their keys in the pickle.
 _sent: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-#: Objects that were replaced by stand-ins, in words, while somebody wants to know.
+#: Descriptions of objects that were replaced by stand-ins, inside a `noted` context; None outside.
 _noted: list[str] | None = None
 _STREAMS = ("stdout", "stderr", "stdin")
 
 
 class Packed(NamedTuple):
-    """A pickle, and what of this process is in it.
+    """A pickle, and the objects of this process that it refers to.
 
     Attributes:
         body: the pickle.
-        variables: the variables that the value holds, in the order in which they are pickled.
-        files: the open files and summary writers that it holds.
+        variables: the variables that the value holds, in pickling order.
+        files: the open files and summary writers that the value holds.
     """
 
     body: bytes
@@ -49,17 +49,17 @@ class Packed(NamedTuple):
 
 
 class Parcel(Generic[T]):
-    """A value that is pickled with the Keras objects it holds, and unpickled at its first use."""
+    """A value that is pickled together with its Keras objects, and unpickled at its first use."""
 
     def __init__(self, value: T):
         self._value: T | None = value
         self._packed: Packed | None = None
         self._variables: list[Any] = []
-        #: Objects that stayed in this process when the value was pickled, in words.
+        #: Descriptions of objects that stayed in this process when the value was pickled.
         self.left_behind: list[str] = []
 
     def get(self) -> T:
-        """Return the value; in another process than it was made in, a copy of it, made by the first call."""
+        """Return the value. In a process other than the one that made it, the first call unpickles a copy."""
         if self._value is None:
             self._value, self._variables = opened(self._pack().body)
         return self._value
@@ -70,7 +70,7 @@ class Parcel(Generic[T]):
         return packed.variables or self._variables
 
     def files(self) -> list[Any]:
-        """Return the open files and summary writers that are in the value, in the process that made it."""
+        """Return the open files and summary writers that the value holds; empty except in the process that made it."""
         return self._pack().files
 
     def _pack(self) -> Packed:
@@ -90,7 +90,7 @@ def _closed(body: bytes) -> Parcel[Any]:
 
 
 def packed(value: Any) -> Packed:
-    """Pickle a value with all that it holds: code of the main program, and live Keras objects with their variables."""
+    """Pickle a value with everything it holds: code of the main program, and live Keras objects with variables."""
     from raytf._ray import pickling
 
     variables: list[Any] = []
@@ -105,13 +105,13 @@ def packed(value: Any) -> Packed:
         return reducer
 
     reducers |= {kind: noted(reducers.get(kind, lambda _: NotImplemented)) for kind in _VARIABLES}
-    # The list is pickled last: it then has all variables of the value, and the pickle only refers to them.
+    # The list is pickled last: by then it has all variables of the value, and its pickle only refers to them.
     whole = live_objects.registered(), value, variables
     return Packed(_with_deep_stack(lambda: pickling.dumps(whole, reducers)), variables, files)
 
 
 def opened(body: bytes) -> tuple[Any, list[Any]]:
-    """Unpickle what `packed` has pickled; creates TensorFlow variables if Keras objects are in it."""
+    """Unpickle the value, and its variables, from the body of a `Packed`. Keras objects create TensorFlow variables."""
     from raytf._ray import pickling
 
     known, value, variables = pickling.loads(body)
@@ -135,15 +135,15 @@ def _with_deep_stack(work: Callable[[], bytes]) -> bytes:
 
 # -- what cannot be sent -----------------------------------------------------------------------------------------------
 #
-# A callback or a class of a test often merely refers to such an object. In a worker a stream of the program is the one
-# of the same name there, whose text comes back to the program, and a lock is a new one. A generator is a stand-in,
-# which raises an error that names it where it is used. Back in the program all of them are the objects that were sent.
-# Exceptions are here, too, since Python's own pickle fails for a class whose constructor takes other arguments than it
-# hands on, and tests of unittest, which hold what runs them.
+# Callbacks and test classes often merely refer to such an object. In a worker, a standard stream becomes the worker's
+# stream of that name, whose text is sent to the program, and a lock becomes a new lock. A generator becomes a stand-in,
+# which raises an error on any use. Unpickled in the program, locks and stand-ins become the original objects again.
+# Exceptions are handled here, too, since Python's own pickle fails for a class whose constructor passes on other
+# arguments than it takes. So are unittest's test cases, which refer to their test runner.
 
 
 class StandardStream:
-    """A standard stream of `sys`, by its name, of the process that uses it, as it is at that moment."""
+    """Forwards to the stream of this name in `sys`, looked up at each use in the process that uses it."""
 
     def __init__(self, name: str):
         self._name = name
@@ -161,19 +161,19 @@ class StandardStream:
 
 
 class StandIn:
-    """Stands for an object of some kind that stayed in the program's process; any use raises a ConfigError."""
+    """Stands for an object that stayed in the program's process; any use raises a ConfigError that names its kind."""
 
     def __init__(self, key: str, kind: str):
         self._key, self._kind = key, kind
 
     def _refuse(self, *_: Any) -> Any:
         raise ConfigError(
-            f"{self._kind} stayed in the program's process, since it cannot be sent to a worker, and code in a worker "
-            "uses it. Create it in the method that uses it, such as the callback's on_train_begin."
+            f"code in a worker uses {self._kind}, which cannot be sent to a worker and stayed in the program's "
+            "process. Create it in the method that uses it, such as the callback's on_train_begin."
         )
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # Python asks for these, and nobody uses the object by it
+        if name.startswith("__"):  # Python itself looks these up, without using the object
             raise AttributeError(name)
         return self._refuse()
 
@@ -204,7 +204,7 @@ def _key_of(value: Any) -> str:
 
 
 def _anything(value: Any) -> Any:
-    """Return how to pickle a stream of the program, which may be an object of any class."""
+    """Return how to pickle a standard stream, which may be an object of any class."""
     for name in _STREAMS:
         if value is getattr(sys, name) or value is getattr(sys, f"__{name}__"):
             return StandardStream, (name,)
@@ -213,7 +213,7 @@ def _anything(value: Any) -> Any:
 
 @contextlib.contextmanager
 def noted() -> Iterator[list[str]]:
-    """Yield a list of what is replaced by stand-ins meanwhile, in words."""
+    """Yield a list that collects descriptions of objects that stand-ins replace inside the `with` statement."""
     global _noted
     _noted = []
     try:
@@ -231,8 +231,8 @@ def _left(value: Any, kind: str) -> Any:
 def _text_stream(stream: Any) -> Any:
     known = _anything(stream)
     if known is not NotImplemented or type(stream) in (io.TextIOWrapper, io.StringIO):
-        return known  # an open file
-    # A stream that stood for a standard one, as pytest's does for a test that is over.
+        return known  # a standard stream, or one that other functions pickle
+    # A stream that replaced a standard one before, such as pytest's for a finished test.
     return _left(stream, f"the stream {type(stream).__name__}")
 
 
@@ -257,16 +257,16 @@ def _test_case(test: Any) -> Any:
 
 
 def made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Make an exception without its class's own constructor."""
+    """Create an exception without calling its class's own constructor."""
     made = kind.__new__(kind, *args)
-    # Fields such as `errno` and `code` are set by the constructor of the exception of Python's that it derives from.
+    # The constructor of the built-in base class sets fields such as `errno` and `code`.
     python: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     python.__init__(made, *args)
     made.args = args
     return made
 
 
-#: How to pickle objects of a class and of those derived from it.
+#: Functions that pickle the objects of a class and of its subclasses.
 REDUCERS: dict[str, Callable[[Any], Any]] = {
     "_io._TextIOBase": _text_stream,
     "_thread.RLock": _lock,
@@ -280,13 +280,12 @@ REDUCERS: dict[str, Callable[[Any], Any]] = {
 
 # -- exceptions of the program's own code ------------------------------------------------------------------------------
 #
-# A worker's error is a `RaytfError` on its way through Ray, whose processes know nothing of the program's classes. It
-# carries the exception of the program's code as bytes, which are opened in the program.
+# A worker's error passes through Ray as a `RaytfError`, since Ray's processes do not have the program's classes. It
+# carries the exception of the program's code as bytes, which the program unpickles.
 
 
 def carrying(error: Error, raised: BaseException | None = None) -> Error:
-    """Have a worker's error carry the exception of the program's code that it explains, by default its cause; return
-    the error."""
+    """Attach the exception of the program's code (by default the cause) to a worker's error, and return the error."""
     if error.original is None and isinstance(error, (JobError, DataError)) and not isinstance(error, WholeBatchError):
         cause = raised or error.__cause__
         while isinstance(cause, RaytfError):
@@ -297,13 +296,13 @@ def carrying(error: Error, raised: BaseException | None = None) -> Error:
 
 
 def original(error: RaytfError) -> BaseException | None:
-    """Return the exception of the program's code that an error explains, with the explanation as a note and its cause;
-    None where there is none, or where it could not be pickled."""
+    """Return the exception of the program's code that an error carries, with the error as a note and as its cause.
+    Return None if there is none, or if it cannot be unpickled."""
     if error.original is None:
         return None
     try:
         raised = opened(error.original)[0]
-    except Exception:  # whatever a class of the program's does when it is unpickled
+    except Exception:  # unpickling a class of the program may raise anything
         return None
     if not isinstance(raised, BaseException):
         return None
@@ -315,7 +314,7 @@ def original(error: RaytfError) -> BaseException | None:
 
 
 def explanation(raised: BaseException) -> RaytfError | None:
-    """Return the error that explains an exception of `original`; None for any other exception."""
+    """Return the error that explains an exception from `original`; None for any other exception."""
     for other in (raised.__cause__, raised.__context__):
         if isinstance(other, RaytfError) and other.original is not None:
             return other
@@ -323,13 +322,13 @@ def explanation(raised: BaseException) -> RaytfError | None:
 
 
 def _packed_exception(raised: BaseException) -> bytes | None:
-    """Pickle an exception, without its cause or attributes where these cannot be pickled; None if the rest cannot."""
+    """Pickle an exception, leaving out a cause or attributes that cannot be pickled; None if the rest cannot either."""
     cause, attributes = raised.__cause__, dict(vars(raised))
     known = {name: value for name, value in attributes.items() if _can_travel(value)}
     for sent in ((cause, attributes), (None, attributes), (None, known)):
         try:
             return packed(_Raised(raised, *sent)).body
-        except Exception:  # whatever pickling an object of the program's raises
+        except Exception:  # pickling an object of the program may raise anything
             continue
     return None
 
@@ -337,13 +336,13 @@ def _packed_exception(raised: BaseException) -> bytes | None:
 def _can_travel(value: Any) -> bool:
     try:
         packed(value)
-    except Exception:  # whatever pickling an object of the program's raises
+    except Exception:  # pickling an object of the program may raise anything
         return False
     return True
 
 
 class _Raised:
-    """Pickles an exception with what Python's own pickle leaves out of it."""
+    """Pickles an exception with its cause and attributes, which Python's own pickle leaves out."""
 
     def __init__(self, raised: BaseException, cause: BaseException | None, attributes: dict[str, Any]):
         self._raised, self._cause, self._attributes = raised, cause, attributes

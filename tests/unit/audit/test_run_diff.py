@@ -79,7 +79,7 @@ def test_a_flipped_bit_in_a_gradient_is_named(made):
     assert (found.same, found.step) == (69, 70)
     assert run_diff.why(found) == [
         "shard 2 of the batch differs in kernel; the weights before the step are the same",
-        "settings, data and model are the same: a machine computed wrongly, or data that changed",
+        "settings, data and model are the same: a machine computed wrongly, or the data changed",
     ]
     assert result_lines(found, [], [STEPS, STEPS]) == ["69 steps are the same; the runs part at step 70"]
 
@@ -159,7 +159,7 @@ def test_another_seed_label_and_layer_are_named(made):
         "--seed: 0 and 1",
         "contents of the training data: 9 records, CRC-32 00000000 and 9 records, CRC-32 00000001",
         "model, config.layers[dense].config.units: 64 and 32",
-        "all shards differ: the first weights do, or what is computed from them",
+        "all shards differ: the initial weights differ, or the computation with them does",
     ]
 
 

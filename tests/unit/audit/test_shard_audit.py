@@ -52,11 +52,11 @@ def test_every_so_many_steps_there_is_one():
     ("told", "again", "culprits", "why"),
     [
         # One that was wrong once: all compute the same when they do it again.
-        ((BAD, GOOD), [[GOOD] * 3] * 3, (1,), "when they compute it again"),
-        ((GOOD, BAD), [[GOOD] * 3] * 3, (2,), "when they compute it again"),
-        ((GOOD, BAD), [[GOOD] * 3] * 2, (2,), "when they compute it again"),
+        ((BAD, GOOD), [[GOOD] * 3] * 3, (1,), "when they repeat it"),
+        ((GOOD, BAD), [[GOOD] * 3] * 3, (2,), "when they repeat it"),
+        ((GOOD, BAD), [[GOOD] * 3] * 2, (2,), "when they repeat it"),
         # One that always is: the third one votes.
-        ((BAD, GOOD), [[GOOD] * 3, [BAD] * 3, [GOOD] * 3], (1,), "other bits than the other 2 ranks"),
+        ((BAD, GOOD), [[GOOD] * 3, [BAD] * 3, [GOOD] * 3], (1,), "different bits than the other 2 ranks"),
         # One that is now and then.
         ((BAD, GOOD), [[GOOD] * 3, [GOOD, ODD, GOOD], [GOOD] * 3], (1,), "the same bits twice"),
         ((BAD, GOOD), [[GOOD, BAD, GOOD], [GOOD] * 3], (0,), "the same bits twice"),
@@ -64,7 +64,7 @@ def test_every_so_many_steps_there_is_one():
         ((BAD, GOOD), [[GOOD, ODD], [BAD, ODD], [GOOD] * 2], (), "most ranks do not"),
         # Two that differ for ever, and one who told what nobody computes.
         ((BAD, GOOD), [[GOOD] * 3, [BAD] * 3], (), "and they differ"),
-        ((BAD, ODD), [[GOOD] * 3] * 3, (), "no rank told"),
+        ((BAD, ODD), [[GOOD] * 3] * 3, (), "neither rank reported"),
         ((BAD, GOOD), [[GOOD] * 3, [GOOD] * 3, [BAD] * 3, [BAD] * 3], (), "and they differ"),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_folder_without_a_readable_command_says_so(tmp_path: Path, content: by
 @pytest.mark.parametrize(
     ("program", "says"),
     [
-        ("it's", "cannot be read: No closing quotation"),
+        ("it's", "cannot be parsed: No closing quotation"),
         ("nosuch-command x", "nosuch-command cannot be run: No such file"),
     ],
 )
@@ -111,7 +111,7 @@ def test_another_run_of_the_program_is_not_trained(tmp_path: Path):
     run = Storage(str(tmp_path / "other"))
     told = ReplayPlan(str(tmp_path / "a"), 7, 1, str(tmp_path)).environment()
     step_replay.check_other_run(run, {})
-    with pytest.raises(ConfigError, match="which has not finished, before it comes to the run"):
+    with pytest.raises(ConfigError, match="which has not finished, before the run"):
         step_replay.check_other_run(run, told)
     run.put("result.json", b"{}")
     step_replay.check_other_run(run, told)
@@ -150,11 +150,11 @@ def test_what_cannot_be_compared_is_said():
     device = compare(digests(9), digests(9, DigestLayout(2, ("kernel", "bias"), DigestKind.DEVICE)), range(1, 3))
     assert "computed on CPUs and this machine computes on GPUs" in device.why
     older = compare(digests(9, DigestLayout(2, ("kernel", "bias"), DigestKind.WHOLE)), digests(9), range(1, 3))
-    assert "an older raytf made the digests of one of the two" in older.why
+    assert "an older raytf computed the digests of one of the two" in older.why
     shards = compare(digests(9), digests(9, DigestLayout(4, ("kernel", "bias"))), range(1, 3))
-    assert "2 logical shards, and the program asks for 4" in shards.why
+    assert "2 logical shards, but the program requests 4" in shards.why
     model = compare(digests(9), digests(9, DigestLayout(2, ("kernel", "more"))), range(1, 3))
-    assert model.why.endswith("other weights than that of the run: more")
+    assert model.why.endswith("other weights than the run's model: more")
 
 
 NAN, INF = float("nan"), float("inf")
@@ -190,12 +190,12 @@ def test_nothing_is_the_same_where_nothing_was_compared():
         (StepComparison(4, 0), ["4 steps, up to step 8, are the same, bit for bit"]),
         (
             StepComparison(2, 0, 7, Difference((1,), ("kernel",))),
-            ["2 steps after step 4 are the same; step 7 differs from what the run has noted"]
+            ["2 steps after step 4 are the same; step 7 differs from the run's records"]
             + ["  shards: 1", "  tensors: kernel"],
         ),
         (
             StepComparison(0, 0, 5, Difference(tuple(range(9)), ())),
-            ["step 5 differs from what the run has noted", "  shards: 0, 1, 2, 3, 4, 5, 6, 7 ..."]
+            ["step 5 differs from the run's records", "  shards: 0, 1, 2, 3, 4, 5, 6, 7 ..."]
             + ["  tensors: not known"],
         ),
         (StepComparison(0, 4, why="x"), ["4 steps cannot be compared bit by bit: x"]),
@@ -206,7 +206,7 @@ def test_nothing_is_the_same_where_nothing_was_compared():
         (
             StepComparison(0, 1, why="x", losses=1, farthest=(8, 0.5, 0.25)),
             ["1 step cannot be compared bit by bit: x"]
-            + ["  their losses differ, most in step 8: 0.5 was noted, 0.25 was computed"],
+            + ["  their losses differ, most in step 8: 0.5 was recorded, 0.25 was computed"],
         ),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_state_with_nan_is_not_saved(run):
     ranks = Ranks(run, world_size=1)
     ranks.commits[0].begin(DurableSave(1, {"w": np.array([1, np.nan])}, finite=["w"]))
     assert ranks.finish() is Event.FAILED
-    assert "w holds NaN" in ranks.said[0]
+    assert "w has NaN" in ranks.said[0]
 
 
 def test_a_store_that_hangs_is_not_waited_for(s3, s3_endpoint):
@@ -173,7 +173,7 @@ def test_a_store_that_hangs_is_not_waited_for(s3, s3_endpoint):
         assert ranks.advance() is Event.NOTHING
         ranks.clock.now = durable.DEADLINE_SECONDS + 1
         assert ranks.advance() is Event.FAILED
-        assert "did not take the checkpoint within 120 s" in ranks.said[0]
+        assert "did not store the checkpoint within 120 s" in ranks.said[0]
         proxy.delay(0)
         assert ranks.save(2) is Event.DONE
         assert ended.wait(60)
@@ -206,7 +206,7 @@ def test_saves_that_hang_take_a_bounded_memory(run):
         assert ranks.advance() is Event.FAILED
     ranks.begin(3)
     assert ranks.advance() is Event.FAILED  # at once: nothing was begun
-    assert "2 earlier writes hang still" in str(ranks.tiers[0].failure)
+    assert "2 earlier writes still hang" in str(ranks.tiers[0].failure)
     release.set()
     until(lambda: len(ended) == 2)
     assert ranks.save(4) is Event.DONE
@@ -269,7 +269,7 @@ def damage_newest(run, how):
         ("deleted", "share-00000.safetensors is missing"),
         ("not JSON", "the manifest cannot be read"),
         ("another save's", "share-00000.safetensors has a wrong checksum"),
-        ("another save's manifest", "the manifest is that of another checkpoint"),
+        ("another save's manifest", "the manifest belongs to another checkpoint"),
     ],
 )
 def test_damage_is_reported_in_one_line(run, how, words):
@@ -293,7 +293,7 @@ def test_the_last_good_one_outlives_a_newer_one_that_is_damaged(run, how):
     later = Ranks(run, keep=2, attempt="20260102T000000.000-bbbbbb")
     later.save(3)
     assert steps(run) == [3, 1]
-    assert any(name in text and "counts for nothing" in text for text in later.said)
+    assert any(name in text and "the checkpoint is ignored" in text for text in later.said)
 
 
 class Forgetful(Storage):
@@ -312,7 +312,7 @@ def test_what_was_lost_while_it_was_written_lets_nothing_go(run):
     for step in (2, 3):
         ranks.save(step)
         assert steps(run) == [1]
-    assert any("share-00001.safetensors is missing; it counts for nothing" in text for text in ranks.said)
+    assert any("share-00001.safetensors is missing; the checkpoint is ignored" in text for text in ranks.said)
 
 
 def as_version_one(run, name):

@@ -65,7 +65,7 @@ def test_each_rank_gets_two_slots_of_its_own():
         # Made again after a timeout: the memory has been given to another rank meanwhile.
         ([(OLD, 0, 1), (NEW, 0, 1)], OLD, 0, 1, LATE),
         ([(OLD, 0, 1), (NEW, 0, 1)], NEW, 0, 1, SlotAnswer((2, 3))),
-        ([(OLD, 0, 1), (OLD, 0, 2)], OLD, 0, 1, SlotAnswer((), "this rank has asked for other memory since", True)),
+        ([(OLD, 0, 1), (OLD, 0, 2)], OLD, 0, 1, SlotAnswer((), "this rank has requested other memory since", True)),
         # Late, of workers that were replaced, or whose driver has lost the run.
         ([(NEW, 0, 1)], OLD, 1, 1, LATE),
         ([(OTHERS, 0, 1)], NEW, 0, 7, LATE),

@@ -77,7 +77,7 @@ def test_an_empty_slot_holds_nothing(path):
     assert snapshot_slot.head(b"") is None
     snapshot_slot.Slot(path)
     assert snapshot_slot.head(b"\0" * 4096) is None
-    with pytest.raises(CheckpointError, match="not whole"):
+    with pytest.raises(CheckpointError, match="is incomplete"):
         snapshot_slot.parse(b"\0" * 4096)
 
 

@@ -147,7 +147,7 @@ def test_an_answer_that_drips_is_waited_for_in_vain_for_a_bounded_time(serve, he
 
 
 def test_an_answer_without_an_end_is_not_taken(serve):
-    with pytest.raises(ClusterError, match="an answer of more than 32 MiB"):
+    with pytest.raises(ClusterError, match="the answer has more than 32 MiB"):
         reach(serve({"GET": pour}))
 
 

@@ -102,7 +102,7 @@ def test_a_package_that_the_job_server_would_refuse_is_not_sent(tmp_path: Path):
     project = tmp_path / "project"
     project.mkdir()
     (project / "noise.bin").write_bytes(os.urandom(submit.MOST_BYTES + (1 << 20)))
-    with pytest.raises(ConfigError, match=r"a package of 101 MiB, and Ray's job server takes 100 MiB\. .*\.rayignore"):
+    with pytest.raises(ConfigError, match=r"package has 101 MiB, but Ray's job server accepts 100 MiB\. .*\.rayignore"):
         submit.pack_working_dir(str(project), tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_a_command_is_one_s_own_by_user_folder_and_variables():
     for origin in ("a", "b", "a"):
         cluster.submission(origin).begin()
     assert sorted(origin for _, origin in cluster.told.values()) == ["a", "b"]
-    assert cluster.said[-1].endswith("runs this command already")
+    assert cluster.said[-1].endswith("already runs this command")
 
 
 def test_of_two_that_follow_a_job_that_died_one_submits_it_again():
@@ -279,10 +279,10 @@ def refused(*flags: str, **env: str) -> str:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "there is no address. Expected: raytf submit http://HOST:8265 -- "),
-        (["http://127.0.0.1:8265"], "there is nothing to run. Expected: "),
-        (["http://127.0.0.1:8265", "--"], "there is nothing to run. Expected: "),
-        (["http://127.0.0.1:8265", "python", "a.py"], "there is nothing to run. Expected: "),
+        ([], "No address given. Expected: raytf submit http://HOST:8265 -- "),
+        (["http://127.0.0.1:8265"], "No command given. Expected: "),
+        (["http://127.0.0.1:8265", "--"], "No command given. Expected: "),
+        (["http://127.0.0.1:8265", "python", "a.py"], "No command given. Expected: "),
         (["ray://127.0.0.1:10001", "--", "true"], "not a job server's address"),
         (["http://127.0.0.1:8265", "--env", "A", "--", "true"], "--env A: expected NAME=VALUE"),
         (["http://127.0.0.1:8265", "--max-resubmits", "-1", "--", "true"], "--max-resubmits -1: expected"),

@@ -66,7 +66,7 @@ def test_verify_where_nothing_can_be_restored(storage):
     done = raytf("verify", f"{storage.root}/b")
     assert done.returncode == 1
     assert "unfinished" in done.stdout
-    assert "a resume begins again" in done.stdout
+    assert "a resume starts from the beginning" in done.stdout
 
 
 @pytest.mark.parametrize(("folder", "words"), [("none", "there is nothing in"), ("", "is not a run")])
@@ -98,7 +98,7 @@ def test_runs_where_there_are_none(tmp_path):
 def test_runs_of_a_folder_that_is_not_there(tmp_path):
     done = raytf("runs", tmp_path / "typo")
     assert (done.returncode, done.stdout) == (2, "")
-    expected = f"error: there is no folder {tmp_path / 'typo'}. Expected one in which runs are kept.\n"
+    expected = f"error: there is no folder {tmp_path / 'typo'}. Expected a folder in which runs are kept.\n"
     assert done.stderr == expected
 
 

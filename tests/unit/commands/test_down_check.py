@@ -197,7 +197,7 @@ def test_the_command(ec2, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: [", "is not YAML of a cluster"),
+        ("a: [", "is not the YAML of a cluster"),
         ("provider: {type: vsphere}", "provider 'vsphere'"),
         ("provider: {type: aws}", "no provider.region"),
         ("provider: {type: gcp, project_id: your-project, availability_zone: z}", "is not filled in"),

@@ -204,7 +204,7 @@ def test_jobs_lists_each_example_with_what_it_does(tmp_path: Path):
 def test_the_old_name_of_raytf_node_works_with_a_hint(tmp_path: Path):
     old, new = (command(name, "--notices", "off", "--", "echo", "hi", cwd=tmp_path) for name in ("watch", "node"))
     assert (old.returncode, old.stdout) == (new.returncode, new.stdout) == (0, "hi\n")
-    assert old.stderr == f"raytf watch is called raytf node now, and does the same\n{new.stderr}"
+    assert old.stderr == f"raytf watch was renamed to raytf node\n{new.stderr}"
 
 
 def test_the_address_is_that_of_the_package():

@@ -47,7 +47,7 @@ def test_what_begins_with_the_script_is_the_program_s(words, expected):
 @pytest.mark.parametrize(
     ("words", "said", "env"),
     [
-        ([], "error: there is no script. Expected: raytf run [flags] SCRIPT.py", {}),
+        ([], "error: No script given. Expected: raytf run [flags] SCRIPT.py", {}),
         (["gone.py"], "error: gone.py: there is no such file. Expected: raytf run [flags] SCRIPT.py", {}),
         (["--workers", "x", "gone.py"], "error: --workers x", {}),
         (["{script}"], "error: KERAS_BACKEND=jax: raytf trains with tensorflow.", {"KERAS_BACKEND": "jax"}),

@@ -127,19 +127,19 @@ def test_which_strategies_take_a_setting():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ps": 2}, "--ps says something about parameter servers, and --strategy is multi-worker-mirrored. Pass "
-         "--strategy parameter-server, or leave out --ps."),
+        ({"ps": 2}, "--ps is only for parameter servers, but --strategy is multi-worker-mirrored. Pass --strategy "
+         "parameter-server, or leave out --ps."),
         ({"strategy": "mirrored", "gpus_per_worker": 0.5}, "--gpus-per-worker 0.5 with --strategy mirrored: its one "
-         "worker takes all GPUs of its machine. Leave it out, or take --strategy multi-worker-mirrored."),
+         "worker uses all GPUs of its machine. Leave it out, or pass --strategy multi-worker-mirrored."),
         ({"strategy": "tpu", "use_gpu": True}, "--use-gpu with --strategy tpu: a worker computes on one kind of "
          "device. Pass one of them."),
         ({"strategy": "parameter-server", "sync_replicas": True, "steps_per_call": 2}, "--steps-per-call with "
-         "--strategy parameter-server: with --sync-replicas each step is a call of its own. Leave it out."),
+         "--strategy parameter-server: with --sync-replicas each step is a separate call. Leave it out."),
         ({"strategy": "parameter-server", "mixed_precision": "float16"}, "--mixed-precision float16 with --strategy "
-         "parameter-server: the loss scale would be one more number that all workers write at once; bfloat16 needs "
-         "none. Leave it out."),
+         "parameter-server: all workers would write the loss scale at the same time; bfloat16 needs no loss scale. "
+         "Leave it out."),
         ({"strategy": "one-device", "logical_devices": 2}, "--logical-devices 2 with --strategy one-device: only "
-         "mirrored and central-storage share the work among devices of one machine. Leave it out, or take --strategy "
+         "mirrored and central-storage share the work among devices of one machine. Leave it out, or pass --strategy "
          "mirrored."),
     ],
 )  # fmt: skip

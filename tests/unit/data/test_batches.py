@@ -73,7 +73,7 @@ def test_small_data_stay_in_memory(tmp_path: Path):
 def test_large_data_are_written_once(tmp_path: Path):
     storage, said = Storage(str(tmp_path / "data")), list[str]()
     check(batches.recorded(Data().stream(), storage, said.append, small=10))
-    assert f"is written to {tmp_path / 'data'}, once" in said[0]
+    assert f"is written once to {tmp_path / 'data'}" in said[0]
     again = Data()
     check(batches.recorded(again.stream(), storage, said.append, small=10))
     assert again.made == 1, "the first batch, by which it is known"

@@ -395,7 +395,7 @@ def test_parts_whose_classes_differ_are_refused(tmp_path, to):
 
     bad = made("bad", **ANIMALS)
     for call in (lambda: load_images(bad), lambda: open_splits(bad)):
-        refused(call, "bad/test: label 0 is 'cat' here, and is 'bird' in", "bad/train", "Number both alike")
+        refused(call, "bad/test: label 0 is 'cat' here, but is 'bird' in", "bad/train", "Number both alike")
     more = made("more", train=["cat"], test=["cat", "dog"])
     refused(lambda: load_images(more), "label 1 is 'dog' here, and does not exist in")
     fewer = made("fewer", train=["cat", "dog"], test=["cat"])

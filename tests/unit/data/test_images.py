@@ -103,7 +103,7 @@ def test_a_damaged_image_is_named(tmp_path, damage):
 def test_mistakes(tmp_path):
     uri = pictures(tmp_path / "d")
     refused(lambda: ImageFolderSource(str(tmp_path / "nowhere")), "nowhere", "no .jpg", "FOLDER/CLASS/NAME.jpg")
-    refused(lambda: ImageFolderSource(f"{uri}/cat"), "0.png lies in no folder")
+    refused(lambda: ImageFolderSource(f"{uri}/cat"), "0.png is not in a folder")
     refused(lambda: ImageFolderSource(uri, size=(0, 4)), "size=(0, 4)", "at least 1")
     refused(lambda: ImageFolderSource(uri, channels=2), "channels=2", "1 for gray or 3")
     refused(lambda: ImageFolderSource(uri, fit="pad"), "fit='pad'", "crop or stretch")

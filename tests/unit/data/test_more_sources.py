@@ -361,11 +361,11 @@ class Raises(Squares):
         (lambda: MappingSource(Squares(at4=(np.zeros(3), 1, 1))).take(np.arange(9)), ["record 4 has 3 arrays"]),
         (
             lambda: MappingSource({0: np.int8(1), 1: np.int16(200)}).take(np.arange(2)),
-            ["record 1: x is int16 and holds numbers that int8, which the first one is, cannot hold"],
+            ["record 1: x is int16 and holds numbers that int8, the dtype of the first one, cannot hold"],
         ),
         (lambda: MappingSource({0: np.float32(1), 1: 1e300}).take(np.arange(2)), ["record 1: x is float64", "float32"]),
         (lambda: MappingSource({0: np.float32(1), 1: 2**24 + 1}).take(np.arange(2)), ["record 1: x is int64"]),
-        (lambda: MappingSource(Short()).take(np.arange(3)), ["asked for 3 records and returned 2", "one for each"]),
+        (lambda: MappingSource(Short()).take(np.arange(3)), ["called for 3 records but returned 2", "for each"]),
         (lambda: MappingSource(Raises()).take(np.arange(9)), ["raised at record 7: OSError: disk on fire"]),
     ],
 )

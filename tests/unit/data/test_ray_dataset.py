@@ -53,4 +53,4 @@ def test_its_own_that_has_not_ended_is_written_anew(tmp_path):
     assert (source.records, source.take(np.arange(8))[1].tolist()) == (8, list(range(8)))
     assert {path.name for path in tmp_path.iterdir()} == {"part-00000.parquet", SCHEMA}
     assert RayDataSource(Records(fails=True), str(tmp_path), say=said.append).records == 8
-    assert ["as Parquet, once" in said[0], "written to" in said[1]] == [True, True]
+    assert ["is written once to" in said[0], "written to" in said[1]] == [True, True]

@@ -91,7 +91,7 @@ def test_passes_before_are_read_only_where_they_decide(depends: bool, opened: li
 def test_what_can_be_read_once_is_not_read_again():
     stream = from_generator((np.full((2, 1), i) for i in range(9)), "train", 3, 3)
     assert stream.read(0, 1) is not None
-    with pytest.raises(DataError, match="from batch 1 on, and it can be read once only"):
+    with pytest.raises(DataError, match="from batch 1 on, but can be read only once"):
         stream.read(0, 0)
 
 
@@ -103,7 +103,7 @@ def test_a_generator_that_is_skipped_to_goes_on_from_there():
 
 
 def test_a_generator_for_several_epochs_needs_their_length():
-    with pytest.raises(DataError, match=r"can be read once, and there are 2 epochs\. Pass steps_per_epoch"):
+    with pytest.raises(DataError, match=r"can be read only once, but there are 2 epochs\. Pass steps_per_epoch"):
         from_generator(iter([]), "train", None, 2)
 
 

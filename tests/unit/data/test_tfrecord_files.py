@@ -88,5 +88,5 @@ def test_how_a_file_was_cut_is_told(cut, why):
 def test_lengths_that_the_index_has_otherwise_are_noticed():
     data = np.frombuffer(frame([b"abc", b"defg"]), np.uint8)
     starts, lengths = places(data.tobytes())
-    assert find_damage(data, starts, lengths + 1) == (0, "its length is not the one that the index has")
+    assert find_damage(data, starts, lengths + 1) == (0, "its length is not the one in the index")
     assert find_damage(data, starts[:0], lengths[:0]) is None

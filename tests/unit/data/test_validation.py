@@ -99,7 +99,7 @@ def test_damaged_row_groups_and_footers_are_named(tmp_path):
     ]
     assert found.records == 100 - 10 - 20
     assert found.specs == {"x": Spec((50,), "float32")}
-    assert found.problems[0][1] == "its bytes are not those that were written (CRC-32C)"
+    assert found.problems[0][1] == "its bytes changed after they were written (CRC-32C)"
 
 
 @pytest.mark.parametrize("damaged", [0, 1])
@@ -176,7 +176,7 @@ def test_parts_are_counted_by_the_classes_of_the_first(tmp_path):
         assert dict(test.labels) == {1: each, 2: each}
     pictures(tmp_path / "i" / "test", per_class=1, classes=["eel"])
     _, test = check(str(tmp_path / "i"))
-    assert [why for _, why in test.problems] == ["it lies in no folder of a class: bird, cat, dog"]
+    assert [why for _, why in test.problems] == ["it is not in the folder of a class: bird, cat, dog"]
     labels(tmp_path / "d", train=["cat"], test=["eel"])
     _, test = check(str(tmp_path / "d"))
     assert ["label is 'eel'. Expected classes cat." in why for _, why in test.problems] == [True]
@@ -189,7 +189,7 @@ def test_converted_parts_whose_classes_differ_are_named(tmp_path, to):
         write(Storage(str(tmp_path / "c" / split)), source, FileLayout(to, 9, 3), "me")
     train, test = check(str(tmp_path / "c"))
     assert (train.problems, [place for place, _ in test.problems]) == ([], [str(tmp_path / "c" / "test")])
-    assert test.problems[0][1].startswith("label 0 is 'cat' here, and is 'bird' in")
+    assert test.problems[0][1].startswith("label 0 is 'cat' here, but is 'bird' in")
 
 
 def test_other_formats_tell_what_is_wrong(tmp_path):

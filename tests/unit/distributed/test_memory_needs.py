@@ -46,7 +46,7 @@ def test_two_slots_one_share_and_two_tensors():
         (LARGE, 13 * GB, False, None),  # without copies in memory, as their keeper says
         (LARGE, 13 * GB, True, ["--snapshot-every-steps 0", "13.0 GB", "nodes with more memory"]),
         (LARGE, 5 * GB, False, ["4.6 GB for a checkpoint", "a node has 5.0 GB", "more --workers"]),
-        (replace(LARGE, keeps_best=True, ranks=2), 8 * GB, False, ["leave out --keep-best", "fewer workers a node"]),
+        (replace(LARGE, keeps_best=True, ranks=2), 8 * GB, False, ["leave out --keep-best", "fewer workers per node"]),
     ],
 )
 def test_what_cannot_fit_is_refused_with_numbers_and_what_helps(needs, node, wants, told):

@@ -43,7 +43,7 @@ def test_parts_that_number_their_labels_differently_are_refused(tmp_path):
         return CsvSource(str(path), classes=classes)
 
     train = animals("train", "bird", "cat", "dog")
-    with pytest.raises(DataError, match=r"test\.csv: label 0 is 'cat' here, and is 'bird' in .*train\.csv\. Number"):
+    with pytest.raises(DataError, match=r"test\.csv: label 0 is 'cat' here, but is 'bird' in .*train\.csv\. Number"):
         RunData.of(train, None, animals("test", "cat", "dog"))
     test = animals("test", "cat", "dog", classes=train.classes)
     assert RunData.of(train, (np.zeros(2), np.arange(2)), test).parts["test"] is test

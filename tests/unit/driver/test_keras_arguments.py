@@ -149,7 +149,7 @@ def test_other_data_are_passed_on():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((object(), Y, None, 0.0), "has its targets and weights in it"),
+        ((object(), Y, None, 0.0), "includes its targets and weights"),
         ((object(), None, None, 0.2), "validation_split=0.2 needs arrays"),
         ((X, Y, None, 1.5), "validation_split=1.5: expected a number from 0 to below 1"),
     ],

@@ -65,8 +65,8 @@ def test_an_error_of_the_program_itself_is_left_alone(tmp_path: Path):
 
 
 def test_a_refusal_of_data_keeps_its_one_line():
-    error = DataError("the model does not take the data.")
+    error = DataError("the model does not accept the data.")
     error.__cause__ = ValueError("Input 0 is incompatible")
-    with pytest.raises(DataError, match="does not take the data") as raised, keras_program._explained():
+    with pytest.raises(DataError, match="does not accept the data") as raised, keras_program._explained():
         raise user_code.original(user_code.carrying(error))
     assert not hasattr(raised.value, "traceback")

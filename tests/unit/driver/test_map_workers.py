@@ -48,7 +48,7 @@ def test_a_part_that_ends_every_worker_ends_the_work():
         assert parts.take() == 0
         parts.lost(0, "out of memory")
     assert parts.take() == 0
-    with pytest.raises(ClusterError, match="part 0 has ended 5 workers, one after another; the last one: out of mem"):
+    with pytest.raises(ClusterError, match="5 workers died while they computed part 0; the last one: out of mem"):
         parts.lost(0, "out of memory")
 
 

@@ -130,7 +130,7 @@ def test_what_fails_for_want_of_ray_is_no_mistake(make, monkeypatch):
     with rehearsing(a_job(make), ArraySource(X, Y)) as rehearsal:
         asked = rehearsal._asked
         assert asked is not None
-        assert "it asks Ray" in (asked.answer(300) or {})[model_probe.CANNOT]
+        assert "it uses Ray" in (asked.answer(300) or {})[model_probe.CANNOT]
         rehearsal.poll(print, False, True)
 
 
@@ -140,7 +140,7 @@ def test_what_fails_for_want_of_ray_is_no_mistake(make, monkeypatch):
         (model, Y, None, ""),
         (broken, Y, JobError, "the model function raised TypeError: boom"),
         (lambda: model("sparse_categorical_crosentropy"), Y, DataError, "Could not interpret loss identifier"),
-        (lambda: model("mse"), np.zeros((64, 5), np.float32), DataError, "do not take the labels"),
+        (lambda: model("mse"), np.zeros((64, 5), np.float32), DataError, "does not accept the labels"),
         (model, np.where(np.arange(64) == 63, 5, Y), DataError, "labels go from 0 to 5, but the model has 3 outputs"),
         (lambda: model(width=7), Y, RaytfError, "7"),
         (of_rank_0, Y, None, ""),

@@ -53,11 +53,11 @@ def test_more_workers_than_fit_leave_nothing(tmp_path, monkeypatch):
 def test_a_result_that_cannot_be_read_is_made_again_or_the_run_refused(tmp_path, text):
     run, said = Storage(str(tmp_path)), []
     run.put("result.json", text)
-    with pytest.raises(DamagedFileError, match="no checkpoint to make it again from"):
+    with pytest.raises(DamagedFileError, match="no checkpoint to rebuild it from"):
         preflight.finished(run, 5, said.append)
     save(run, 5)
     assert preflight.finished(run, 5, said.append) is None
-    assert "made again from the newest checkpoint" in said[0]
+    assert "rebuilt from the newest checkpoint" in said[0]
     run.put("result.json", b'{"steps": 5, "metrics": {}, "weights_sha256": ""}')
     assert preflight.finished(run, 5)["steps"] == 5
     assert preflight.finished(run, 6) is None

@@ -73,7 +73,7 @@ def settled(
     assert not config.run.new
     free = config.run.name
     before = f"run={settings['run']!r} and new=True" if "run" in settings else "new=True"
-    line = f"new=True starts run {free}; to continue it later, replace {before} by run={free!r}"
+    line = f"new=True starts run {free}; to continue it later, replace {before} with run={free!r}"
     assert told == ([line] if settings.get("new") else [])
     return config.run.name
 
@@ -94,7 +94,7 @@ def test_what_continues_a_new_run(tmp_path: Path):
     flags = raytf.TrainConfig.among({"storage": str(tmp_path), "new": True})
     own = Program("a")
     run_names.settled(run_names.named(flags, own), own, False, told.append)
-    assert told == ["--new starts run a-2; to continue it later, replace --new by --run a-2"]
+    assert told == ["--new starts run a-2; to continue it later, replace --new with --run a-2"]
     text = "the same command, with --run a-2 in place of --new, continues from the last checkpoint"
     assert program.from_last_checkpoint() == text
 
@@ -144,8 +144,8 @@ def test_a_second_program_of_a_name_is_refused_by_its_path(tmp_path: Path, progr
     with pytest.raises(raytf.RunMismatchError) as caught:
         settled(storage, two, first)
     assert str(caught.value) == (
-        f"run 'train' in {storage} belongs to {one}, and this program is {two}. Name this one's run with run='NAME', "
-        "start train-2 with new=True, or continue that run with run='train'."
+        f"run 'train' in {storage} belongs to {one}, and this program is {two}. Name this program's run with "
+        "run='NAME', start train-2 with new=True, or continue that run with run='train'."
     )
     assert settled(storage, two, first, run="train") == "train"
     assert settled(storage, two, first, new=True) == "train-2"
@@ -205,5 +205,5 @@ def test_a_driver_that_is_submitted_again_continues_its_new_run(tmp_path: Path, 
 
 def test_steps_are_not_computed_again_by_another_run(monkeypatch):
     monkeypatch.setenv("RAYTF_REPLAY", "{}")
-    with pytest.raises(raytf.ConfigError, match="Pass its name as --run instead"):
+    with pytest.raises(raytf.ConfigError, match="Pass that run's name as --run instead"):
         run_names.named(raytf.TrainConfig.of(new=True), Program("train"))

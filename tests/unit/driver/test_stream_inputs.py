@@ -140,7 +140,7 @@ def test_ragged_inputs_are_refused_by_their_kind():
         ((ARRAYS,), {"steps_per_epoch": 0}, "steps_per_epoch=0 with tuple: expected 1 or more"),
         ((Source(),), {"steps_per_epoch": 2}, "steps_per_epoch=2 with Source: expected 1 or more, with arrays"),
         ((Batches(), Source()), {"validation_steps": 2}, "validation_steps=2 with Source: expected"),
-        ((endless(),), {"epochs": 2}, "can be read once, and there are 2 epochs"),
+        ((endless(),), {"epochs": 2}, "can be read only once, but there are 2 epochs"),
     ],
 )
 def test_what_does_not_go_together_is_refused(parts: tuple[Any, ...], arguments: dict[str, Any], words: str):
@@ -151,9 +151,9 @@ def test_what_does_not_go_together_is_refused(parts: tuple[Any, ...], arguments:
 def test_flags_that_batches_cannot_follow_are_refused():
     with pytest.raises(ConfigError, match="--global-batch-size 64: train data makes batches of 4 itself"):
         streams(Batches(), config=TrainConfig().replace(global_batch_size=64))
-    with pytest.raises(ConfigError, match="--strategy parameter-server reads records, and x is a Batches"):
+    with pytest.raises(ConfigError, match="--strategy parameter-server reads records, but x is a Batches"):
         streams(Batches(), config=TrainConfig().replace(strategy="parameter-server"))
-    with pytest.raises(ConfigError, match="--strategy parameter-server reads records, and steps_per_epoch makes"):
+    with pytest.raises(ConfigError, match="--strategy parameter-server reads records, but steps_per_epoch makes"):
         streams(ARRAYS, config=TrainConfig().replace(strategy="parameter-server"), steps_per_epoch=3)
 
 
@@ -191,7 +191,7 @@ def test_which_of_the_two_is_chosen_and_why_is_one_line(stream: Any, how: str, k
 def test_epochs_that_are_parts_of_a_pass_are_not_recorded(tmp_path: Path):
     stream = fixed("steps_per_epoch is 1")
     stream.steps, stream.batches = 1, 2
-    with pytest.raises(ConfigError, match="a pass of train data has 2 batches where steps_per_epoch is 1"):
+    with pytest.raises(ConfigError, match="a pass over train data has 2 batches and steps_per_epoch is 1"):
         inputs.training_source(stream, "record", Storage(str(tmp_path)), print)
     found = inputs.training_source(stream, "auto", Storage(str(tmp_path)), print)
     assert (found.steps, found.batches, found.identity[:38]) == (1, 2, "1 batches an epoch and 2 a pass, which")
@@ -213,4 +213,4 @@ def test_data_of_unknown_length_are_counted(tmp_path: Path):
     source = inputs.training_source(stream, "live", Storage(str(tmp_path)), said.append)
     assert isinstance(source, LiveBatches)
     assert source.steps == 2
-    assert "they are counted" in said[0]
+    assert "counting them" in said[0]

@@ -189,7 +189,7 @@ def test_images_are_the_pixels_of_training(tmp_path: Path, fit, ending, channels
 @pytest.mark.parametrize("signature", [picture(channels=4), VECTOR, taking(x=TensorSpec("uint8", (None, None, 9, 1)))])
 def test_a_model_that_takes_no_such_images_is_refused(tmp_path: Path, signature):
     (tmp_path / "a.png").touch()
-    with pytest.raises(ConfigError, match="not an image of one size, gray or in colours"):
+    with pytest.raises(ConfigError, match="not an image of fixed size, gray or in color"):
         taken(tmp_path, signature)
 
 
@@ -259,7 +259,7 @@ def test_what_image_a_model_takes(signature, shape):
     ("files", "text"),
     [
         ([], "there is nothing in"),
-        (["a.md"], "no file that is read here"),
+        (["a.md"], "raytf cannot read files such as"),
         (["a.npz", "b.npz"], "a folder of .npz files"),
     ],
 )
@@ -328,7 +328,7 @@ def test_a_batch_of_another_kind_is_an_error_and_no_file(tmp_path: Path):
             sink.add(BATCHES[0])
             sink.add({"id": np.array(["x"], object)})
 
-    with pytest.raises(DataError, match="other columns or kinds"):
+    with pytest.raises(DataError, match="other columns or types"):
         write()
     assert list(tmp_path.iterdir()) == []
 
@@ -340,7 +340,7 @@ def test_a_batch_of_another_kind_is_an_error_and_no_file(tmp_path: Path):
         ([{"CPU": 1}], 1, 1, 0, "2 CPU, 1 of them to read the data, and this cluster has 1"),
         ([{"CPU": 2}], 2, 1, 0, "3 CPU, 1 of them to read the data, and this cluster has 2"),
         ([{"CPU": 2}, {"CPU": 2}], 2, 1.5, 0, ""),
-        ([{"CPU": 2}, {"CPU": 3}], 1, 4, 0, "1 times 4 CPU and 0 GPU on one node, and this cluster has that 0 times"),
+        ([{"CPU": 2}, {"CPU": 3}], 1, 4, 0, "1 times 4 CPU and 0 GPU on one node, and this cluster has room for 0"),
         ([{"CPU": 8}], 1, 1, 1, "1 GPU, and this cluster has 0"),
         ([{"CPU": 8, "GPU": 1}, {"memory": 1}], 2, 1, 0.5, ""),
         ([], 1, 1, 0, "2 CPU, 1 of them to read the data, and this cluster has 0"),
@@ -393,7 +393,7 @@ def test_a_batch_that_no_type_holds_is_an_error_in_every_format(tmp_path: Path, 
             sink.add({"v": np.array([1])})
             sink.add(then)
 
-    with pytest.raises(DataError, match="other columns or kinds"):
+    with pytest.raises(DataError, match="other columns or types"):
         write()
     assert list(tmp_path.iterdir()) == []
 

@@ -220,7 +220,7 @@ def test_answers_are_those_of_tensorflow_serving(body, outputs, answer):
 
 
 def test_rows_that_the_model_does_not_give_are_refused():
-    with pytest.raises(Refusal, match="has no row for each of the 2 instances"):
+    with pytest.raises(Refusal, match="does not have one row for each of the 2 instances"):
         rest_api.respond({"y": np.float32([1])}, call_of({"instances": [1, 2]}, HALF))
 
 

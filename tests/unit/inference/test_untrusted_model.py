@@ -42,7 +42,7 @@ def test_a_vocabulary_that_is_a_path(kind):
 
 def test_a_saved_model_within_a_layer():
     (found,) = untrusted_model.find(layer("TFSMLayer", "sm", filepath="/tmp/evil"))
-    assert found.what == "TFSMLayer layer 'sm', which loads a SavedModel in '/tmp/evil', and that is code"
+    assert found.what == "TFSMLayer layer 'sm', which loads code from a SavedModel in '/tmp/evil'"
     assert found.reads_files
 
 

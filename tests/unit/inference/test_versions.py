@@ -86,9 +86,9 @@ def test_versions_are_chosen_by_number(models, tmp_path: Path):
         models.put(f"{name}/saved_model.pb", b"of another tool")
     assert [v.number for v in versions.choose(models, [])] == [8, 7]
     assert [v.number for v in versions.choose(models, [8])] == [8, 7]
-    with pytest.raises(ConfigError, match=r"version 9 is not in .*: saved_model\.pb is missing.*There are 7, 8"):
+    with pytest.raises(ConfigError, match=r"version 9 is not in .*: saved_model\.pb is missing.*Versions there: 7, 8"):
         versions.choose(models, [7, 9])
-    with pytest.raises(ConfigError, match=r"version 5 is not in \S+models\S*\. There are 7, 8"):
+    with pytest.raises(ConfigError, match=r"version 5 is not in \S+models\S*\. Versions there: 7, 8"):
         versions.choose(models, [5])
 
 

@@ -60,7 +60,7 @@ def test_each_restart_has_its_cause_and_all_of_its_phases(run):
 def test_a_driver_that_died_is_a_fault_at_its_last_word(run):
     (death,) = [h for h in run.happenings if h.kind == "driver" and h.sort == "fault"]
     assert death.time == BEGIN + 50
-    assert "10.0 s after its last word" in death.text
+    assert "10.0 s after its last event" in death.text
 
 
 def faults(*events):
@@ -122,7 +122,10 @@ NODE = "abcdef" * 9 + "ab"
 @pytest.mark.parametrize(
     ("event", "text"),
     [
-        ({"kind": "notice", "node": "c" * 9, "deadline_seconds": 9}, "node cccccccc has notice: it will go, 9 s"),
+        (
+            {"kind": "notice", "node": "c" * 9, "deadline_seconds": 9},
+            "node cccccccc has notice: it will be preempted, in 9 s",
+        ),
         ({"kind": "hang", "rank": 1, "text": "frozen", "where": "step"}, "rank 1 hangs: frozen, where step"),
         ({"kind": "straggler", "rank": 2, "ratio": 3.04}, "rank 2 takes 3.0 times as long as its peers"),
         ({"kind": "save_failed", "of_step": 5, "why": "disk is full"}, "step 5 was not saved: disk is full"),
@@ -133,7 +136,7 @@ NODE = "abcdef" * 9 + "ab"
         ({"kind": "driver", "state": "ended", "text": "no disk"}, "driver ended: no disk"),
         ({"kind": "unheard of", "time": 1, "size": 3}, "unheard of: size 3"),
         ({"kind": "unheard of", "of": NODE}, "unheard of: of abcdefab"),
-        ({"kind": "drain", "node": NODE, "deadline_seconds": 9.0}, "node abcdefab is about to go, 9 s"),
+        ({"kind": "drain", "node": NODE, "deadline_seconds": 9.0}, "node abcdefab is about to leave, in 9 s"),
         ({"kind": "group", "workers": 2, "nodes": [NODE]}, "a group of 2 workers starts, node abcdefab"),
         ({"kind": "straggler", "ratio": NODE}, "straggler: ratio abcdefab"),
         (
@@ -252,7 +255,7 @@ def test_a_later_driver_whose_clock_is_behind_makes_no_time_negative(behind):
     found = history.build("/x/a", line.events, None, False)
     assert found.wall_clock == pytest.approx(40) == pytest.approx(sum(found.seconds.values()))
     assert found.restarts[-1].phases["down"] == 0
-    assert next(h.text for h in found.happenings if "died" in h.text).endswith("started 0.0 s after its last word")
+    assert next(h.text for h in found.happenings if "died" in h.text).endswith("started 0.0 s after its last event")
 
 
 def test_age_of_a_copy_is_the_time_since_the_run_was_at_its_step():

@@ -25,7 +25,7 @@ FAILED = {**ENDED, "outcome": "failed", "text": "the loss of step 121 is NaN"}
 TOLD = {**ENDED, "outcome": "stopped", "text": "told to stop (SIGTERM), saved step 120"}
 CTRL_C = {**ENDED, "outcome": "failed", "text": "KeyboardInterrupt"}
 FINISHED = {**ENDED, "outcome": "finished"}
-GONE = "the driver is gone without a word"
+GONE = "the driver disappeared without recording its end"
 RESULT = {"steps": 300, "metrics": {"loss": 0.1, "test_accuracy": 0.98}, "history": [{"epoch": 0, "loss": 0.1}]}
 
 #: Events; the result; whether the lease's owner lives; step of the newest checkpoint; what is told.

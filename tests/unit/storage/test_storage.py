@@ -295,7 +295,7 @@ def test_a_failed_put_leaves_nothing(tmp_path):
     [
         ("ftp://host/runs", ["ftp://", "s3://BUCKET/PREFIX", "gs://"]),
         ("S4://bucket/runs", ["S4://"]),
-        ("://bucket", ["not known"]),
+        ("://bucket", ["scheme is empty"]),
         ("s3://", ["names no bucket", "s3://BUCKET/PREFIX"]),
         ("s3:///runs", ["names no bucket"]),
         ("gs://?anonymous=true", ["names no bucket"]),

@@ -62,7 +62,7 @@ def test_what_is_right_is_read(tmp_path):
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
     (tmp_path / "a.json").touch()
     os.truncate(tmp_path / "a.json", 1 << 40)
-    with pytest.raises(DamagedFileError, match=r"1,099,511,627,776 bytes or more, and at most 1,048,576 are read"):
+    with pytest.raises(DamagedFileError, match=r"1,099,511,627,776 bytes or more, but at most 1,048,576 are allowed"):
         untrusted_json.read(Storage(str(tmp_path)), "a.json", SHAPE)
 
 

@@ -14,7 +14,7 @@ from raytf.training.auditing import sentence
         (AuditVerdict((1,), "does not", is_proven=True), "rank 1 (b) computes wrongly: it does not"),
         (AuditVerdict((1,), "had other records"), "rank 1 (b) had other records"),
         (AuditVerdict((1,), "are others", True), "the weights of rank 1 (b) are others"),
-        (AuditVerdict((), "they differ"), "and nobody can say who is right: they differ"),
+        (AuditVerdict((), "they differ"), "and it is unknown who is right: they differ"),
     ],
 )
 def test_only_who_was_seen_to_is_said_to_compute_wrongly(verdict: AuditVerdict, says: str):

@@ -70,7 +70,7 @@ def test_ranks_of_which_none_has_the_state_cannot_continue():
     session = a_session()
     session.is_ready = True
     generation: Any = SimpleNamespace(number=4, lost=1, steps=[-1, -1])
-    with pytest.raises(WorkerLostError, match="no rank is left"):
+    with pytest.raises(WorkerLostError, match="no remaining rank has the complete state"):
         startup._enter(session, generation, {})
     assert session.place.attempt == ""  # the copy has taken the place
 

@@ -122,7 +122,7 @@ def test_why_a_command_failed(output: str, code: int, expected: str):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (ONE, ["there is no job", "raytf tune jobs/mnist.py"]),
+        (ONE, ["No job given", "raytf tune jobs/mnist.py"]),
         ([MNIST], ["nothing to search", "--search 'learning_rate="]),
         ([MNIST, "--search", "learning_rate=1"], ["--search 'learning_rate=1'", "none of uniform"]),
         ([MNIST, *ONE, "--trials", "0"], ["--trials 0", "1 or more"]),
@@ -164,7 +164,7 @@ def test_a_job_without_the_flags_of_a_run_is_refused_before_a_search(tmp_path: P
     job = tmp_path / "job.py"
     job.write_text(page.format(fields) + "def main(mine: Job): pass\nif __name__ == '__main__': raytf.cli(main)\n")
     texts = ["learning_rate=grid(0.1)"]
-    with pytest.raises(ConfigError, match=f"the job has no flag {lacking}; its dataclass needs `train: raytf.Flags`"):
+    with pytest.raises(ConfigError, match=f"the job has no flag {lacking}. Its dataclass needs `train: raytf.Flags`"):
         run(Search(str(job), texts, "tune", str(tmp_path / "runs"), MetricObjective.of("val_loss")))
     assert not (tmp_path / "runs").exists()
 

@@ -109,4 +109,4 @@ def test_ctrl_c_while_pages_are_open_prints_one_line(folder):
         process.send_signal(2)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.splitlines() == ["raytf ui has ended"]
+    assert errors.splitlines() == ["raytf ui has stopped"]

@@ -31,13 +31,13 @@ HOT = replace(FIT, slow=0x41)
         (HOT, 1.0, "too hot, and the hardware", True),
         (replace(FIT, slow=0x80), 1.0, "power supply", True),
         (replace(FIT, slow=0x04), 1.0, None, None),  # the usual power cap
-        (TAKEN, 1.0, "10.0 GiB of its 24.0 GiB are free, and 21.6 GiB should be: another process holds the rest", True),
-        (replace(TAKEN, processes=None), 1.0, "it is not known what holds the rest", True),
+        (TAKEN, 1.0, "10.0 GiB of its 24.0 GiB are free, but 21.6 GiB are needed: another process holds", True),
+        (replace(TAKEN, processes=None), 1.0, "it is not known which process holds the rest", True),
         (TAKEN, 0.4, None, None),
-        (TAKEN, 0.5, "10.8 GiB should be", True),
+        (TAKEN, 0.5, "10.8 GiB are needed", True),
         (replace(FIT, free_bytes=18 * GIB, display_bytes=5 * GIB), 1.0, None, None),
         (replace(FIT, free_bytes=21 * GIB + GIB // 2), 1.0, "21.5 GiB of its 24.0 GiB", True),
-        (replace(FIT, free_bytes=21 * GIB + GIB // 2), 4.0, "21.6 GiB should be", True),
+        (replace(FIT, free_bytes=21 * GIB + GIB // 2), 4.0, "21.6 GiB are needed", True),
     ],
 )
 def test_what_is_wrong_with_a_gpu(reading, share, words, passes):
@@ -100,9 +100,9 @@ def test_what_does_not_pass_is_a_fault_at_once():
 
 def test_a_gpu_that_nvml_cannot_reach_is_a_fault_of_the_node():
     def read() -> list[GpuReading]:
-        raise GpuError("the GPU driver (NVML) says: GPU is lost")
+        raise GpuError("the GPU driver (NVML) reported: GPU is lost")
 
-    with pytest.raises(GpuError, match=r"^node 10.0.0.7: the GPU driver .NVML. says: GPU is lost$") as found:
+    with pytest.raises(GpuError, match=r"^node 10.0.0.7: the GPU driver .NVML. reported: GPU is lost$") as found:
         await_fit(read, ("10.0.0.7", "abcdef"))
     assert found.value.node == "abcdef"
 

@@ -63,5 +63,5 @@ def test_what_is_said_names_nodes_and_the_flag():
     said = kinds.left_out_text(["b" * 56, "a" * 56], {"a" * 56: "A10G", "b" * 56: ""}, "L4")
     assert said == (
         "left out: aaaaaaaa (A10G), bbbbbbbb (unknown kind). All workers of a group use one kind of GPU, and "
-        "most workers can run on L4; --mixed-gpus uses all nodes"
+        "the most workers can run on L4; --mixed-gpus uses all nodes"
     )

@@ -242,10 +242,10 @@ def test_key_pairs(front, aws, here, tmp_path):
 @pytest.mark.parametrize(
     ("quotas", "severity", "said"),
     [
-        ({"L-3819A6DF": 0.0}, Severity.ERROR, "is 0 vCPUs, and one g6.xlarge takes 4"),
-        ({"L-3819A6DF": 8.0}, Severity.WARNING, "is 8 vCPUs, and the cluster may want 32"),
+        ({"L-3819A6DF": 0.0}, Severity.ERROR, "is 0 vCPUs, but one g6.xlarge needs 4"),
+        ({"L-3819A6DF": 8.0}, Severity.WARNING, "is 8 vCPUs, but the cluster may need 32"),
         ({"L-DB2E81BA": 2.0}, Severity.ERROR, "Running On-Demand G and VT instances"),
-        ({"L-1216C47A": 1.0}, Severity.ERROR, "one m7i.large takes 2"),
+        ({"L-1216C47A": 1.0}, Severity.ERROR, "one m7i.large needs 2"),
     ],
 )
 def test_quotas(front, aws, quotas, severity, said):
@@ -413,7 +413,7 @@ def test_a_bucket_that_is_far_away(front, here, monkeypatch):
     need = job_fit.parse("python j.py --storage s3://raytf-far/runs")
     seen = online.inspect(CONFIG, here, need, offline.check(CONFIG, here, need))
     assert codes(seen) == {"bucket-region"}
-    assert "raytf-far is in eu-central-1, the cluster in us-west-2" in the_first(seen).what
+    assert "raytf-far is in eu-central-1, but the cluster is in us-west-2" in the_first(seen).what
 
 
 def test_each_right_to_look_that_is_missing_is_one_warning(front, here):
@@ -429,7 +429,7 @@ def test_each_right_to_look_that_is_missing_is_one_warning(front, here):
     front.denied = {right.partition(":")[2] for right in wanted.values()}
     seen = ask(CONFIG, here)
     assert sorted(f.what for f in seen.findings) == sorted(
-        f"{what}: not looked at, since these credentials lack {right}" for what, right in wanted.items()
+        f"{what}: not checked, since these credentials lack {right}" for what, right in wanted.items()
     )
     assert {(f.code, f.severity) for f in seen.findings} == {("no-right-to-look", Severity.WARNING)}
 

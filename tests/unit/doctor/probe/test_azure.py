@@ -169,7 +169,7 @@ def test_a_quota_for_some_of_the_nodes_is_a_warning(cloud, here):
     cloud.routes[USAGES] = {"value": [usage("lowPriorityCores", "Spot", 50)]}
     (found,) = ask(CONFIG, here).findings
     # Two A100 of 24 and six T4 of 4 are the most that eight workers can be.
-    assert (found.severity, "may want 72" in found.what) == (Severity.WARNING, True)
+    assert (found.severity, "may need 72" in found.what) == (Severity.WARNING, True)
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_a_quota_for_some_of_the_nodes_is_a_warning(cloud, here):
     cloud.routes[REGION_PATH] = {"quotas": [quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 4.0, 1.0)]}
     (found,) = ask(SPOT, here).findings
     assert (found.code, found.severity) == ("quota-too-small", Severity.WARNING)
-    assert "has room for 3 of 4, and the cluster may want 8" in found.what
+    assert "has room for 3 of 4, but the cluster may need 8" in found.what
 
 
 def test_a_firewall_that_is_open(cloud, here):

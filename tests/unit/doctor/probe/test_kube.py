@@ -196,7 +196,7 @@ def test_a_quota_for_some_of_the_pods_is_a_warning(api, here, manifests):
     api.routes[f"{SPACE}/resourcequotas"] = {"items": [{"metadata": {"name": "team"}, "status": quota}]}
     (found,) = ask(manifests, here).findings
     assert (found.code, found.severity) == ("quota-too-small", Severity.WARNING)
-    assert "room for requests.nvidia.com/gpu 3, and the cluster may want 8" in found.what
+    assert "room for requests.nvidia.com/gpu 3, but the cluster may need 8" in found.what
 
 
 def test_a_secret_that_is_not_there(api, here, manifests):

@@ -38,7 +38,7 @@ def test_one_that_never_answers_is_said_and_the_others_count():
     found = run([Query("slow", hang), Query("quick", lambda: [warning("x", (), "w", "y", "m")])], explain, 0.5)
     assert time.monotonic() - started < 20
     never.set()
-    assert [(f.code, "slow: not looked at, nothing came within 0.5 s" in f.what) for f in found] == [
+    assert [(f.code, "slow: not checked, no answer within 0.5 s" in f.what) for f in found] == [
         ("no-answer", True),
         ("x", False),
     ]

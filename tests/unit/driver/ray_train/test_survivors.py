@@ -88,7 +88,7 @@ def test_a_worker_that_others_cannot_reach_is_booked_to_its_node():
     assert policy.make_decision(WorkerGroupError("failed", {2: apart})) is FailureDecision.RETRY
     (fault,) = monitor.booked
     assert (fault.nodes, fault.survived, policy.lost) == (["node-2"], True, {2})
-    assert "they cannot reach each other; node node-2); the others continue" in monitor.said[-1]
+    assert "cannot reach each other; node node-2); the others continue" in monitor.said[-1]
     assert pickle.loads(pickle.dumps(apart)).node == "node-2"
 
 

@@ -182,7 +182,7 @@ def test_a_kernel_that_fails_on_a_second_node_is_the_jobs_fault():
     assert judge_launch(Failure(Cause.GPU, "ECC"), ["b"], launches, 0.0).cause is Cause.GPU
     final = judge_launch(failure, ["b"], launches, 3599.0)
     assert (final.cause, final.is_final) == (Cause.ERROR, True)
-    assert final.text == "illegal address. That has happened on another node's GPU as well: it is the job's own code"
+    assert final.text == "illegal address. It also happened on another node's GPU, so the job's own code is at fault"
     assert not retry.decide(final, 9).retry
 
 

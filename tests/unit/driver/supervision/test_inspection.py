@@ -94,4 +94,4 @@ def test_at_a_glance_only_a_process_that_cannot_go_on_is_noticed():
         assert inspection.at_a_glance(gone.pid) is HangEvidence.GONE
         wait_until(lambda: inspection.at_a_glance(stopped.pid) is HangEvidence.STOPPED, "it is stopped", 10)
         assert inspection.at_a_glance(sleeping.pid) is None
-        assert inspection.look([(0, sleeping.pid, -1)], has_stacks=False)[0].stacks == "not asked for"
+        assert inspection.look([(0, sleeping.pid, -1)], has_stacks=False)[0].stacks == "not requested"

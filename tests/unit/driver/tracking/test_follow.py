@@ -125,7 +125,7 @@ def test_a_tracker_that_fails_is_told_later_and_stops_nothing(tmp_path: Path):
     following.advance()
     following.advance()
     following.finish()
-    assert said == ["--track m.jsonl: ConnectionError: no route to the server; it is tried again"]
+    assert said == ["--track m.jsonl: ConnectionError: no route to the server; retrying later"]
     assert [row["step"] for row in rows(tmp_path / "m.jsonl")] == [1, 2, 3, 4]
     assert follow.has_all(CONFIG.replace(track="m.jsonl"), run)
     assert not follow.has_all(CONFIG.replace(track="n.jsonl"), run)
@@ -252,7 +252,7 @@ def test_a_tracker_s_own_callback_hears_of_each_step_once_whatever_fails(tmp_pat
     said: list[str] = []
     one = Told(fails_at=33)
     followed(tmp_path, 7, one, said)
-    assert said == ["the tracker's callback: ConnectionError: no route to the server; it is tried again"]
+    assert said == ["the tracker's callback: ConnectionError: no route to the server; retrying later"]
     assert one.params == {"verbose": "auto", "epochs": 2, "steps": EPOCH}
     assert one.heard[:4] == [("begin",), ("epoch", 0), (0, 31, {"loss": 0.0}), (1, 32, {"loss": 0.125})]
     two = Told()

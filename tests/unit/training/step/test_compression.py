@@ -22,8 +22,8 @@ def test_a_spike_is_told_once_and_with_how_long_it_lasts():
     norms = np.ones(20)
     assert watch.inspect(1, norms) == []
     (line,) = watch.inspect(21, np.array([1.0, 1e4, 1e4, 1.0]))
-    assert line.startswith("the gradients of step 22 are 10,000 times as large as usual: with --compress-gradients")
-    assert "about 6 steps" in line
+    assert line.startswith("the gradients of step 22 are 10,000 times as large as usual. With --compress-gradients")
+    assert "about 6 later steps" in line
     assert watch.inspect(25, norms) == []
     assert len(watch.inspect(45, np.array([1e4]))) == 1  # another one
 

@@ -128,5 +128,5 @@ def test_an_exception_of_any_constructor_can_be_sent():
 def test_a_stand_in_says_so():
     from raytf.training.user.user_code import StandIn
 
-    with pytest.raises(ConfigError, match="the generator f stayed in the program's process"):
+    with pytest.raises(ConfigError, match="the generator f, which cannot be sent to a worker and stayed"):
         iter(StandIn("unknown", "the generator f"))
