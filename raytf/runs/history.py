@@ -37,6 +37,8 @@ _CLASSES = {
 _FOLDERS = (run_log.ATTEMPTS, run_log.STEPS, "checkpoints")
 #: Kinds of events that `History.happenings` omits: heartbeats, and changes that other events report better.
 _QUIET = ("progress", "phase", "group")
+#: Cause of a restart in which the workers kept their state, and no fault or resize came before.
+_JOINED = "workers join"
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ def _facts(events: Sequence[Event], result: dict[str, Any] | None) -> dict[str, 
         "spans": spans,
         "events": list(events),
         "happenings": list(_happenings(events)),
-        "restarts": list(_restarts(events)),
+        "restarts": _restarts(events),
         "samples_per_second": _rate(spans, events, result),
         "changed": _last(events, "versions").get("settings", {}),
         "made_with": {**_last(events, "versions").get("versions", {}), **({"machine": machine} if machine else {})},
@@ -290,19 +292,22 @@ def _step(event: Event) -> int | None:
     return None if step is None else int(step)
 
 
-def _restarts(events: Sequence[Event]) -> Iterator[RestartRecord]:
+def _restarts(events: Sequence[Event]) -> list[RestartRecord]:
+    restarts: list[RestartRecord] = []
     cause, early = "", {}
-    highest, is_first, is_open = 0, True, False
+    highest, is_open = 0, False
     started: float | None = None
     last = 0.0
     for event in events:
         kind = event["kind"]
         if kind == "driver" and event.get("state") == "started":
-            cause = "" if is_first else "the driver died" if is_open else "started again"
-            early = {"down": max(0.0, event["time"] - last)} if is_open and not is_first else {}
+            cause = "" if not restarts else "the driver died" if is_open else "started again"
+            early = {"down": max(0.0, event["time"] - last)} if is_open and restarts else {}
             started, is_open = event["time"], True
         elif kind == "driver":
             is_open = False
+        elif event.get("survived") and _lost_workers_unexplained(restarts):
+            restarts[-1] = replace(restarts[-1], cause=describe(event))
         elif kind in ("fault", "hang", "resize"):
             cause = cause or describe(event)
         elif kind == "group" and started is not None:
@@ -311,8 +316,15 @@ def _restarts(events: Sequence[Event]) -> Iterator[RestartRecord]:
             step = int(event.get("from_step") or 0)
             phases = {**early, **{k: float(v) for k, v in event.get("phases", {}).items()}}
             tier, workers = str(event.get("tier", "")), int(event.get("world_size") or 0)
-            why, redone = cause or ("workers join" if tier == HELD else "start"), max(0, highest - step)
-            yield RestartRecord(event["time"], why, is_first, workers, tier, step, redone, phases)
-            cause, early, is_first = "", {}, False
+            why, redone = cause or (_JOINED if tier == HELD else "start"), max(0, highest - step)
+            restarts.append(RestartRecord(event["time"], why, not restarts, workers, tier, step, redone, phases))
+            cause, early = "", {}
         highest = max(highest, int(event.get("step") or 0))
         last = event["time"]
+    return restarts
+
+
+def _lost_workers_unexplained(restarts: Sequence[RestartRecord]) -> bool:
+    """Return whether the last restart has fewer workers for no known reason: surviving workers may continue, and report
+    that they do, before the controller reports the fault."""
+    return len(restarts) > 1 and restarts[-1].cause == _JOINED and restarts[-1].workers < restarts[-2].workers

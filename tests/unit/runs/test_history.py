@@ -15,6 +15,7 @@ from rich.console import Console
 from raytf.commands import show
 from raytf.errors import ConfigError
 from raytf.runs import events, history, lease_decisions, ledger
+from raytf.runs.events import describe
 from raytf.runs.lease import LEASE_FILE, Lease, is_held
 from raytf.runs.timeline import RecoveryPointAges
 from raytf.storage.storage import Storage
@@ -55,6 +56,21 @@ def test_each_restart_has_its_cause_and_all_of_its_phases(run):
     # What the workers cannot know: nobody was there, then a driver came up.
     assert run.restarts[2].phases == {"down": 10, "driver": 1, "processes": 4, "first step": 1}
     assert run.restarts[2].seconds == 16
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_survived_fault_is_the_cause_of_the_smaller_group(is_late):
+    """Workers that continue may report it before the controller reports the fault."""
+    run = Script().at(0, "driver", state="started").attempt(1, 2, 0, "new").trains(5, 50)
+    fault = {"failure": "worker 1 died", "survived": True, "retry": True, "ranks": [1]}
+    if not is_late:
+        run.at(6, "fault", **fault)
+    run.attempt(6.1, 1, 50, "held")
+    if is_late:
+        run.at(6.2, "fault", **fault)
+    run.attempt(9, 2, 60, "held")
+    causes = [restart.cause for restart in history.build("/x/a", run.events, None, True).restarts]
+    assert causes == ["start", describe(run.events[-2 if is_late else -3]), "workers join"]
 
 
 def test_a_driver_that_died_is_a_fault_at_its_last_word(run):
