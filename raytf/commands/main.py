@@ -44,6 +44,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("predict", "predict for each record of a data set, on Ray Data"),
     "check": ("check", "find what is wrong with a cluster's YAML, before it costs money"),
     "down-check": ("down_check", "find what a torn-down cluster left behind, and what it costs"),
+    "up": ("up", "start a cluster, run a job on it and show the result: one command for all steps"),
+    "attach": ("attach", "follow the newest job of a cluster that `raytf up` has started"),
     "submit": ("submit", "run a job on a cluster, and again if its driver or the head dies, until it finishes"),
     "node": ("node", "run a Ray node that leaves in time on SIGTERM or on a notice of its cloud"),
 }
