@@ -17,7 +17,7 @@ from raytf.errors import ClusterError
 
 @dataclass(frozen=True)
 class Attach:
-    """Follow the newest job that raytf submitted to a cluster, after Ctrl-C or on another machine.
+    """Follow the newest job that raytf submitted to a cluster, as after Ctrl-C.
 
     It opens a tunnel, shows the job's output from the start, and then the result. It submits nothing: if the driver
     dies, type the command of `raytf up` or `raytf submit` again. The exit codes are those of `raytf submit`.
@@ -49,14 +49,17 @@ def _follow(run: runner.Runner, address: str, cluster: ClusterFile) -> tuple[int
     """Follow the newest job to its end, and return its exit code and the command that shows its result.
 
     Raises:
-        ClusterError: there is no job of raytf.
+        ClusterError: there is no job of raytf, or the head does not say.
     """
     from raytf.cluster import submission
-    from raytf.cluster.job_server import reach
+    from raytf.cluster.job_server import AwayError, reach
     from raytf.cluster.resubmission import ResubmissionLimits
 
     server = reach(address)
-    newest = server.newest()
+    try:
+        newest = server.newest()
+    except AwayError as error:
+        raise ClusterError(f"The head does not list its jobs: {error}. Type the same command again.") from None
     if newest is None:
         raise ClusterError(f"The cluster of {cluster.path} knows no job of raytf. Submit one with `raytf up`.")
     name, command = newest
