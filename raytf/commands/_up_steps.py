@@ -234,7 +234,7 @@ def _interrupted(step: Step, cluster: ClusterFile) -> Outcome:
 def running(part: Part, cluster: ClusterFile) -> tuple[str, ...]:
     """Return what runs after a step, what it costs and how to end it."""
     if part in (Part.TOKEN, Part.CHECK, Part.PROBE):
-        return ("raytf up has started nothing.",)
+        return ("This command has started nothing.",)
     path = shlex.quote(cluster.path)
     end = f"ray down -y {path}; raytf down-check {path}"
     if part is Part.CLUSTER:

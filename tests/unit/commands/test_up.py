@@ -18,7 +18,7 @@ from raytf.testing.processes import environment, free_port, wait_until
 
 CONFIGS = Path(__file__).parents[3] / "cluster-configs"
 CLUSTER = ClusterFile("c.yaml", has_token=True, bill="It costs 0.10 to 8.15 USD an hour.")
-NOTHING = ("raytf up has started nothing.",)
+NOTHING = ("This command has started nothing.",)
 RUNS = (
     "The cluster runs. It costs 0.10 to 8.15 USD an hour.",
     "It runs until you end it: ray down -y c.yaml; raytf down-check c.yaml",
