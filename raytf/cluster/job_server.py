@@ -101,11 +101,19 @@ class JobServer:
 
     def running(self, command: str, origin: str) -> str | None:
         """Return the name of an unfinished job that raytf submitted with this command and origin, or None."""
-        for job in sorted(self._get("/api/jobs/", _JOBS), key=lambda job: job.get("start_time") or 0, reverse=True):
+        for job in self._newest_first():
             is_ours = (job.get("metadata") or {}).get(ORIGIN) == origin and job.get("entrypoint") == command
             name = job.get("submission_id")
             if is_ours and name and job["status"] not in _ENDED and not self._is_watcher_dead(name):
                 return str(name)
+        return None
+
+    def newest(self) -> tuple[str, str] | None:
+        """Return the name and the command of the job that raytf submitted last, if there is one."""
+        for job in self._newest_first():
+            name = job.get("submission_id")
+            if name and (job.get("metadata") or {}).get(MARK):
+                return str(name), str(job.get("entrypoint") or "")
         return None
 
     def log(self, name: str) -> str:
@@ -118,6 +126,9 @@ class JobServer:
     def follow(self, name: str, show: Callable[[str], None]) -> Follower:
         """Start a thread that shows a job's log."""
         return Follower(lambda: self._client.tail_job_logs(name), show)
+
+    def _newest_first(self) -> list[dict[str, Any]]:
+        return sorted(self._get("/api/jobs/", _JOBS), key=lambda job: job.get("start_time") or 0, reverse=True)
 
     def _details(self, name: str) -> JobSighting:
         job = self._get(f"/api/jobs/{name}", _JOB, missing="does not exist")

@@ -44,6 +44,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("predict", "predict for each record of a data set, on Ray Data"),
     "check": ("check", "find mistakes in a cluster's YAML, before they cost money"),
     "down-check": ("down_check", "find resources that a deleted cluster left behind, and their cost"),
+    "up": ("up", "start a cluster, run a job on it and show the result: one command for all steps"),
+    "attach": ("attach", "follow the newest job of a cluster that `raytf up` has started"),
     "submit": ("submit", "run a job on a cluster, and submit it again if its driver or the head dies"),
     "node": ("node", "run a Ray node that drains in time on SIGTERM or a preemption notice"),
 }

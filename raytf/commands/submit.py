@@ -13,9 +13,10 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from annotated_types import Gt
@@ -27,6 +28,9 @@ from raytf.doctor import local_environment
 from raytf.doctor.check import local_files
 from raytf.doctor.finding import Severity
 from raytf.errors import ConfigError
+
+if TYPE_CHECKING:  # Ray takes a second
+    from raytf.cluster.submission import Environment
 
 _INTERRUPTED = 130
 #: The largest request that Ray's job server accepts.
@@ -87,7 +91,7 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
     server = reach(address)
     if flags.working_dir:
         runtime_env["working_dir"] = str(pack_working_dir(flags.working_dir, scratch))
-    outside = submission.Environment(_say, _show, time.monotonic, time.sleep, random.random)
+    outside = at_terminal(_say)
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     folder = os.path.abspath(os.path.expanduser(flags.working_dir)) if flags.working_dir else ""
     origin = submission.origin_of(who, folder, runtime_env["env_vars"])
@@ -110,6 +114,13 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
         else:
             _say(f"interrupted; job {job.name} continues, but will not be resubmitted. {_how(address, job.name)}")
         return _INTERRUPTED
+
+
+def at_terminal(tell: Callable[[str], None]) -> Environment:
+    """Return the surroundings of a submission that a user follows, who reads lines by `tell`."""
+    from raytf.cluster.submission import Environment
+
+    return Environment(tell, _show, time.monotonic, time.sleep, random.random)
 
 
 def _how(address: str, name: str) -> str:

@@ -195,7 +195,7 @@ def _stays(path: Path, command: str) -> Iterator[ConfigFinding]:
 def _auth(document: Document, setup: list[tuple[Path, str]], starts: list[tuple[Path, str]]) -> Iterator[ConfigFinding]:
     head, worker = (" ".join(str(c) for c in document.sequence(key)) for key in (_HEAD, _WORKER))
     prepared = " ".join(command for _, command in setup)
-    of_head, of_workers = (_mode(text) or _mode(prepared) for text in (head, worker))
+    of_head, of_workers = auth_mode_of_head(document), _mode(worker) or _mode(prepared)
     for path, command in [*setup, *starts]:
         mode = _mode(command)
         if mode not in (None, *_AUTH_MODES):
@@ -240,6 +240,12 @@ def _token(document: Document, mode: str | None, is_local: bool, commands: str) 
         what, why = "RAY_AUTH_MODE=token, but no node gets the token", "`ray start` exits on each node."
         fix = "Run `ray get-auth-token --generate`, and add file_mounts: {~/.ray/auth_token: ~/.ray/auth_token}."
         yield error("auth-token", (_HEAD,), what, why, fix)
+
+
+def auth_mode_of_head(document: Document) -> str | None:
+    """Return the RAY_AUTH_MODE that a cluster YAML sets on the head, or None if it sets none."""
+    head = " ".join(str(command) for command in document.sequence(_HEAD))
+    return _mode(head) or _mode(" ".join(command for _, command in _setup_commands(document)))
 
 
 def _mode(text: str) -> str | None:

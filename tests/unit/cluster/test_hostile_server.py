@@ -101,6 +101,7 @@ def test_an_answer_of_any_kind_is_a_head_that_is_away(serve, kind: str):
     server = JobServer(serve(answers))
     for ask in (
         lambda: server.running("true", "me"),
+        server.newest,
         lambda: server.submit("raytf-a", "true", {}, {}),
         lambda: server.inspect("raytf-a"),
         lambda: server.stop("raytf-a"),
@@ -114,6 +115,25 @@ def test_an_answer_of_any_kind_is_a_head_that_is_away(serve, kind: str):
         job.begin()
     job.name = "raytf-a"
     assert job.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("jobs", "newest"),
+    [
+        ([], None),
+        ([("raytf-a-0", 1, {"raytf": "raytf-a-0"}), ("raytf-b-0", 2, {"raytf": "raytf-b-0"})], "raytf-b-0"),
+        ([("raytf-b-0", 2, {"raytf": "raytf-b-0"}), ("raytf-a-0", 1, {"raytf": "raytf-a-0"})], "raytf-b-0"),
+        ([("raytf-a-0", 1, {"raytf": "raytf-a-0"}), ("raysubmit_x", 2, {}), (None, 3, {"raytf": "b"})], "raytf-a-0"),
+        ([("raysubmit_x", 2, None)], None),
+    ],
+)
+def test_the_newest_job_is_the_last_that_raytf_submitted(serve, jobs: list[tuple], newest: str | None):
+    rows = [
+        {"submission_id": name, "start_time": start, "metadata": marks, "status": "RUNNING", "entrypoint": "true"}
+        for name, start, marks in jobs
+    ]
+    server = JobServer(serve({"GET /api/version": VERSION, "GET /api/jobs/": json.dumps(rows).encode()}))
+    assert server.newest() == (newest and (newest, "true"))
 
 
 def drip(head: bytes) -> Callable[[socket.socket], None]:
