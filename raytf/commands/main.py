@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check", "find what is wrong with a cluster's YAML, before it costs money"),
     "down-check": ("down_check", "find what a torn-down cluster left behind, and what it costs"),
     "submit": ("submit", "run a job on a cluster, and again if its driver or the head dies, until it finishes"),
+    "autostop": ("autostop", "have a cluster's machines end themselves when no job has run for a while"),
     "node": ("node", "run a Ray node that leaves in time on SIGTERM or on a notice of its cloud"),
 }
 
