@@ -8,10 +8,10 @@ from typing import Any
 from ray.autoscaler._private.cli_logger import cli_logger
 from ray.autoscaler._private.providers import _get_default_config
 from ray.autoscaler.node_launch_exception import NodeLaunchException
-from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
+from ray.autoscaler.tags import NODE_KIND_HEAD, NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 
-__all__ = ["NODE_KIND_WORKER", "TAG_RAY_NODE_KIND", "TAG_RAY_USER_NODE_TYPE", "NodeLaunchException", "cli_logger"]
-__all__ += ["default_config", "node_provider", "retry_of_google"]
+__all__ = ["NODE_KIND_HEAD", "NODE_KIND_WORKER", "TAG_RAY_NODE_KIND", "TAG_RAY_USER_NODE_TYPE", "NodeLaunchException"]
+__all__ += ["cli_logger", "default_config", "node_provider", "retry_of_google"]
 
 
 def default_config(cloud: str) -> dict[str, Any]:

@@ -116,6 +116,12 @@ class JobServer:
                 return str(name), str(job.get("entrypoint") or "")
         return None
 
+    def count(self) -> tuple[int, int]:
+        """Return how many jobs have not ended, and how many jobs Ray knows. Drivers without a submission count too."""
+        known = self._get("/api/jobs/", _JOBS)
+        unfinished = [job.get("submission_id") for job in known if job["status"] not in _ENDED]
+        return sum(not (name and self._is_watcher_dead(name)) for name in unfinished), len(known)
+
     def log(self, name: str) -> str:
         return str(self._get(f"/api/jobs/{name}/logs", _LOG).get("logs") or "")
 

@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("up", "start a cluster, run a job on it and show the result: one command for all steps"),
     "attach": ("attach", "follow the newest job of a cluster that `raytf up` has started"),
     "submit": ("submit", "run a job on a cluster, and submit it again if its driver or the head dies"),
+    "autostop": ("autostop", "have a cluster's machines end themselves when no job has run for a while"),
     "node": ("node", "run a Ray node that drains in time on SIGTERM or a preemption notice"),
 }
 

@@ -14,13 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from annotated_types import Gt
 
+from raytf.cluster.autostop import seconds_of
 from raytf.config import program
 from raytf.config.setting import Rest
 from raytf.config.terminal_text import log_text, say
@@ -62,6 +63,8 @@ class Submit:
     """Give up after this many seconds without an answer from the head."""
     stop_on_interrupt: bool = False
     """Also stop the job on Ctrl-C; the run saves first."""
+    autostop: str = ""
+    """End the cluster on AWS, Azure or Google Cloud, its head too, when no job has run for so long, such as 15m."""
 
 
 def main(flags: Submit) -> None:
@@ -73,6 +76,7 @@ def main(flags: Submit) -> None:
         raise ConfigError(f"{missing}. Expected: raytf submit http://HOST:8265 -- python jobs/mnist.py --workers 1:4")
     address = submission.address_of(flags.address[0])
     limits = _limits(flags)
+    flags = replace(flags, command=_with_autostop(flags.command, flags.autostop))
     runtime_env: dict[str, Any] = {"env_vars": submission.environment_of(flags.env)}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="raytf-submit-") as scratch:
@@ -134,6 +138,13 @@ def _limits(flags: Submit) -> Any:
     if text != "unlimited" and not text.isdecimal():
         raise ConfigError(f"--max-resubmits {text}: expected a number such as 20, or unlimited.")
     return ResubmissionLimits(None if text == "unlimited" else int(text), flags.head_seconds)
+
+
+def _with_autostop(command: str, after: str) -> str:
+    """Return a command that first starts the timer of the head, where Ray runs the commands of jobs."""
+    if not after:
+        return command
+    return f"raytf autostop arm --after {seconds_of(after):.0f}s && {{\n{command}\n}}"
 
 
 def _say(message: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raytf._ray import autoscaler
+from raytf.cluster.autostop import with_start_commands
 from raytf.cluster.providers import capacity, fallback
 from raytf.cluster.providers.base import FallbackProvider, least, named, refuse, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity
@@ -49,6 +50,8 @@ class Provider(FallbackProvider, AWSNodeProvider):
     def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
         """Call RunInstances once; if Ray repeats the call after an error, AWS recognizes it by its token."""
         config = {**copy.deepcopy(dict(offer.config)), "ClientToken": uuid.uuid4().hex}
+        if fallback.AUTOSTOP in self.provider_config:  # a machine that shuts down would otherwise be kept
+            config.setdefault("InstanceInitiatedShutdownBehavior", "terminate")
         return AWSNodeProvider.create_node(self, config, tags, count)
 
     @staticmethod
@@ -80,7 +83,7 @@ class Provider(FallbackProvider, AWSNodeProvider):
         subnets = {s for t in config["available_node_types"].values() for s in t["node_config"].get("SubnetIds", ())}
         known = _ec2(config).subnets.filter(SubnetIds=sorted(subnets)) if subnets else ()
         config["provider"][_ZONES] = {subnet.id: subnet.availability_zone for subnet in known}
-        return config
+        return with_start_commands(config)
 
 
 class _Ec2:

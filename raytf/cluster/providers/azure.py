@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raytf._ray import autoscaler
+from raytf.cluster.autostop import with_start_commands
 from raytf.cluster.providers import capacity
 from raytf.cluster.providers.base import FallbackProvider, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity, Shortage
@@ -51,6 +52,12 @@ class Provider(FallbackProvider, AzureNodeProvider):
                 self.terminate_node(vm.name)
         raise NoCapacity(*lack, {vm.name: None for vm in mine if vm.provisioning_state != "Failed"})
 
+    def end_head(self, node: str) -> None:
+        """Deallocate the head, on which this may run: a process cannot delete its own machine and then the machine's
+        disk and address. Those stay until `ray down`, at a few US dollars a month."""
+        self.cache_stopped_nodes = True
+        self.terminate_node(node)
+
     @staticmethod
     def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
         """Fill in Ray's defaults. Azure's machines are not looked up: the config must have their `resources`."""
@@ -59,7 +66,7 @@ class Provider(FallbackProvider, AzureNodeProvider):
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
         refuse_malformed(cluster_config)
-        return AzureNodeProvider.bootstrap_config(with_defaults(cluster_config, "azure"))
+        return with_start_commands(AzureNodeProvider.bootstrap_config(with_defaults(cluster_config, "azure")))
 
 
 def kind_name(config: Mapping[str, Any]) -> str:

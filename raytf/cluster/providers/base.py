@@ -22,8 +22,10 @@ from raytf._ray.autoscaler import (
     cli_logger,
     default_config,
 )
+from raytf.cluster.autostop import with_start_commands
 from raytf.cluster.providers import fallback
 from raytf.cluster.providers.capacity import CapacityOffer, EmptyPools, NoCapacity, obtain, slug, together
+from raytf.errors import ConfigError
 
 #: Tags on each node: its machine, so that `at_most` can be enforced; its place and kind, so that other nodes can be
 #: launched next to it.
@@ -70,6 +72,11 @@ class FallbackProvider:
             NoCapacity: the cloud has no more capacity.
         """
         raise NotImplementedError
+
+    def end_head(self, node: str) -> None:
+        """Delete the head, on which this may run."""
+        self.cache_stopped_nodes = False
+        self.terminate_node(node)  # type: ignore[attr-defined]
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
         """Launch nodes from the first offers with capacity. Both autoscalers call this, from several threads."""
@@ -149,7 +156,11 @@ def least(all_of: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def refuse_malformed(config: Mapping[str, Any]) -> None:
-    """Exit with one line if a fallback is malformed."""
+    """Exit with one line if a fallback or the period of autostop is malformed."""
+    try:
+        with_start_commands({"provider": config["provider"]})
+    except ConfigError as error:
+        refuse(f"provider.{error}")
     for name, node_type in config["available_node_types"].items():
         problem = fallback.malformed(node_type["node_config"])
         if problem is not None:

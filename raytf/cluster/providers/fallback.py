@@ -26,6 +26,8 @@ HOLD = "hold_seconds"
 HOLD_SECONDS = 120.0
 #: Key of the provider: whether nodes may be in several zones, and nodes of one type may be different machines.
 SPREAD = "spread"
+#: Key of the provider: how long no job may have run before the cluster ends itself, see raytf.cluster.autostop.
+AUTOSTOP = "autostop"
 
 
 @dataclass(frozen=True)

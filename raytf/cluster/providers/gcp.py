@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raytf._ray import autoscaler
+from raytf.cluster.autostop import with_start_commands
 from raytf.cluster.providers import capacity, fallback
 from raytf.cluster.providers.base import FallbackProvider, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity
@@ -94,7 +95,7 @@ class Provider(FallbackProvider, GCPNodeProvider):
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
         refuse_malformed(cluster_config)
-        return GCPNodeProvider.bootstrap_config(with_defaults(cluster_config, "gcp"))
+        return with_start_commands(GCPNodeProvider.bootstrap_config(with_defaults(cluster_config, "gcp")))
 
 
 def _with_disks_of(zone: str, node_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def as_cloud(document: Document, all_zones: bool = False) -> Document:
     cloud = fallback.cloud_of(provider) if isinstance(provider, dict) else ""
     if not isinstance(provider, dict) or provider.get("type") != "external" or cloud not in CLOUDS:
         return document
-    own = ("module", fallback.HOLD, fallback.SPREAD)
+    own = ("module", fallback.HOLD, fallback.SPREAD, fallback.AUTOSTOP)
     changed = {key: value for key, value in provider.items() if key not in own} | {"type": cloud}
     if cloud == "gcp" and not all_zones and isinstance(provider.get("availability_zone"), str):
         changed["availability_zone"] = provider["availability_zone"].split(",")[0].strip()

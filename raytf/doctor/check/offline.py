@@ -9,6 +9,7 @@ from functools import partial
 
 from raytf.doctor import node_types
 from raytf.doctor.check import (
+    autostop,
     aws,
     azure,
     fallbacks,
@@ -94,6 +95,7 @@ def cannot_judge(problem: Exception) -> ConfigFinding:
 def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> Iterator[ConfigFinding]:
     if isinstance(document.value, dict):
         yield from fallbacks.check(document)
+        yield from autostop.check(document)
         document = fallbacks.as_cloud(document)
     yield from schema.check(document)
     if not isinstance(document.value, dict):

@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonschema
 
+from raytf.cluster.providers.fallback import AUTOSTOP, MODULES
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, instead, listed, near, stops_ray_up, warning
 from raytf.doctor.local_environment import ray_file
@@ -151,7 +152,9 @@ def _provider_keys(document: Document, kind: str) -> Iterator[ConfigFinding]:
     for key in document.mapping("provider"):
         if key in known or key.startswith("_"):
             continue
-        if key == "module":
+        if key == AUTOSTOP and kind in MODULES.values():
+            fix = f"Set `type: external` and `module: raytf.cluster.providers.{kind}.Provider`, which reads it."
+        elif key == "module":
             fix = "Set `type: external` to use your own provider."
         elif key in ("min_workers", "max_workers"):
             fix = "Set it for a type below available_node_types; `max_workers` may also be at the top."

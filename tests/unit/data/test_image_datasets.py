@@ -397,7 +397,7 @@ def test_parts_whose_classes_differ_are_refused(tmp_path, to):
     for call in (lambda: load_images(bad), lambda: open_splits(bad)):
         refused(call, "bad/test: label 0 is 'cat' here, but is 'bird' in", "bad/train", "Number both alike")
     more = made("more", train=["cat"], test=["cat", "dog"])
-    refused(lambda: load_images(more), "label 1 is 'dog' here, and does not exist in")
+    refused(lambda: load_images(more), "label 1 is 'dog' here, but")
     fewer = made("fewer", train=["cat", "dog"], test=["cat"])
     assert (load_images(fewer).classes, len(open_splits(fewer))) == (2, 2)
 

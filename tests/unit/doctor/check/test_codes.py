@@ -55,6 +55,7 @@ CASES = [
         "GroupName: raytf-aws-gpu-spot",
         "GroupName: raytf-aws-gpu-spot\n    IpPermissions: [{FromPort: 9, ToPort: 8, IpProtocol: tcp}]",
     ),
+    ("autostop-period", AWS, "  region: us-west-2\n", "  region: us-west-2\n  autostop: 15\n"),
     ("fallback-not-read", AWS, "type: external\n  module: raytf.cluster.providers.aws.Provider", "type: aws"),
     ("fallback-shape", AWS, "at_most: 2", "at_most: 0"),
     ("fallback-shape", AWS, "        - InstanceType: g5.xlarge", "        - g5.xlarge"),
@@ -229,6 +230,24 @@ def test_a_mistake_of_a_fallback_is_said_where_it_is(here):
     )
     assert found.path == ("available_node_types", "gpu", "node_config", "fallback", 0, "InstanceType")
     assert found.line == 1 + AWS[: AWS.index("InstanceType: g5.xlarge")].count("\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "edits"),
+    [
+        ("autostop-docker", AWS, {"auth:\n": "docker: {image: x, container_name: y}\nauth:\n"}),
+        (
+            "autostop-scopes",
+            GCP,
+            {"    node_config:\n": "    node_config:\n      serviceAccounts: [{email: a@b.c, scopes: [storage-rw]}]\n"},
+        ),
+    ],
+)
+def test_a_head_that_could_not_end_itself_is_found(here, code, text, edits):
+    for old, new in edits.items():
+        text = text.replace(old, new, 1)
+    assert code not in codes(text, here)
+    assert code in codes(text.replace("\nprovider:\n", "\nprovider:\n  autostop: 15m\n", 1), here)
 
 
 def test_a_pod_for_tpus_needs_its_node(here):
