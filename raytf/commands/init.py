@@ -109,7 +109,7 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
     if cluster is not None:
         text = (shipped / "cluster-configs" / f"{cluster}.yaml").read_text(encoding="utf-8")
         if "raytf.fit(" not in page:  # such a job keeps no runs, for which `raytf check --job` wants a storage
-            text = re.sub(r" --storage [^\s']+| --job '[^']*'", "", text)
+            text = re.sub(r" --storage '?[^\s']+'?|( \\\n# +)? --job '[^']*'", "", text)
         files["cluster.yaml"] = _cluster_text(text, cluster, wheel)
         parts.append(_on_a_cluster(files["cluster.yaml"], cluster))
         if "constraints-gpu.txt" in text:
