@@ -108,8 +108,8 @@ def project(shipped: Path, job: str, cluster: str | None, wheel: str | None) -> 
     parts = [_first(page, wheel)]
     if cluster is not None:
         text = (shipped / "cluster-configs" / f"{cluster}.yaml").read_text(encoding="utf-8")
-        if "raytf.fit(" not in page:  # such a job keeps no runs, and needs no storage
-            text = re.sub(r" --storage [^\s']+| --job '[^']*'", "", text)
+        if "raytf.fit(" not in page:  # such a job keeps no runs, for which `raytf check --job` wants a storage
+            text = re.sub(r" --storage '?[^\s']+'?|( \\\n# +)? --job '[^']*'", "", text)
         files["cluster.yaml"] = _cluster_text(text, cluster, wheel)
         parts.append(_on_a_cluster(files["cluster.yaml"], cluster))
         if "constraints-gpu.txt" in text:

@@ -15,7 +15,7 @@ HOST = "management.azure.com"
 _SIZES = {
     "Standard_D2s_v5": ["1", "2", "3"],
     "Standard_NC4as_T4_v3": ["2", "3"],
-    "Standard_NC24ads_A100_v4": ["1"],
+    "Standard_NC8as_T4_v3": ["1"],
 }
 _VM, _NIC = "microsoft.compute/virtualmachines", "microsoft.network/networkinterfaces"
 _ADDRESS = "microsoft.network/publicipaddresses"
@@ -55,6 +55,15 @@ class Azure:
         """Resources of a type."""
         return [r for r in self.resources.values() if r["type"].lower() == kind.lower()]
 
+    def give_identity(self, group: str, name: str) -> str:
+        """Make a managed identity in another resource group, as `az identity create` does; return its id."""
+        kind = "Microsoft.ManagedIdentity/userAssignedIdentities"
+        place = f"/subscriptions/{self.subscription}/resourceGroups/{group}/providers/{kind}/{name}"
+        made = {"id": place, "name": name, "type": kind, "properties": {}}
+        self._finish(made)
+        self.resources[place.lower()] = made
+        return place
+
     def _serve(self, request: Request) -> Answer:
         try:
             if "api-version" not in request.query:
@@ -79,7 +88,7 @@ class Azure:
             raise Refused(404, "InvalidResourceType", str(request))
         if not found[2]:
             return self._make_group(request, found[1])
-        if not self.group or found[1] != self.group["name"].lower():
+        if path not in self.resources and (not self.group or found[1] != self.group["name"].lower()):
             raise Refused(404, "ResourceGroupNotFound", f"Resource group '{found[1]}' could not be found.")
         if found[2] == "/resources":
             return Answer({"value": self._listed(request.query.get("$filter", ""))})
@@ -104,7 +113,9 @@ class Azure:
         return [
             {k: v for k, v in r.items() if k in ("id", "name", "type", "location", "tags")}
             for r in self.resources.values()
-            if (not kind or r["type"].lower() == kind[1].lower()) and (not part or part[1] in r["name"])
+            if r["id"].startswith(f"{self.group['id']}/")
+            and (not kind or r["type"].lower() == kind[1].lower())
+            and (not part or part[1] in r["name"])
         ]
 
     # Deployments
@@ -131,6 +142,9 @@ class Azure:
         }
         try:
             deployment.check()
+            # Azure's preflight finds it (InvalidTemplateDeployment), so that nothing of the template is made.
+            if self.empty and any(self._lack(resource) == "SkuNotAvailable" for resource in deployment.resources()):
+                raise Refused(409, "SkuNotAvailable", "The requested size is currently not available in this location.")
             made = [self._make(resource) for resource in deployment.resources()]
         except InvalidTemplate as wrong:
             raise Refused(400, "InvalidTemplate", f"Deployment template validation failed: '{wrong}'") from None
@@ -157,8 +171,6 @@ class Azure:
         wrong = [*azure_models.misfits(resource), *_prose(resource)]
         if wrong:
             raise Refused(400, "InvalidRequestContent", "; ".join(wrong))
-        if self._lack(resource) == "SkuNotAvailable":
-            raise Refused(409, "SkuNotAvailable", "The requested size is currently not available in this location.")
         made = azure_models.tidy(resource)
         place = f"{self.group['id']}/providers/{resource['type']}/{resource['name']}"
         for other in _ids(made.get("properties", {})):
@@ -195,7 +207,7 @@ class Azure:
 
     def _properties(self, name: str) -> Any:
         for place, resource in self.resources.items():
-            if name.lower() in (place, resource["name"].lower()):
+            if name.lower() == place or ("/" not in name and name.lower() == resource["name"].lower()):
                 return resource["properties"]
         raise InvalidTemplate(f"The resource referenced in reference('{name}') is not defined.")
 

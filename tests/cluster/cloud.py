@@ -38,8 +38,11 @@ _SWITCHES = {
     "MOTO_EC2_ENABLE_INSTANCE_TYPE_VALIDATION": "true",
     "MOTO_IAM_LOAD_MANAGED_POLICIES": "true",
 }
-#: The public parameter of AWS that the configs name; EC2 looks it up at each RunInstances.
-IMAGE_PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+#: The public parameters that the configs name, for workers and heads; EC2 looks them up at each RunInstances.
+IMAGE_PARAMETERS = (
+    "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
+    "/aws/service/canonical/ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp2/ami-id",
+)
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}
 
 
@@ -223,7 +226,7 @@ class _Front:
         asked["MinCount"] = asked["MaxCount"]  # moto gives as few as it may, EC2 as many as it has
         image = asked.get("ImageId", "")
         if image.startswith("resolve:ssm:"):
-            if image.removeprefix("resolve:ssm:") != IMAGE_PARAMETER:
+            if image.removeprefix("resolve:ssm:") not in IMAGE_PARAMETERS:
                 start("400 Bad Request", [("Content-Type", "text/xml")])
                 return [_error("InvalidParameterValue", f"{image} was not found")]
             asked["ImageId"] = _image()

@@ -37,6 +37,7 @@ def _clients() -> None:
 @pytest.fixture
 def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Azure]:
     plane = Azure(SUBSCRIPTION)
+    plane.give_identity("raytf-runs", "raytf-nodes")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "az").write_text(AZ)
     (tmp_path / "bin" / "az").chmod(0o755)
@@ -50,9 +51,7 @@ def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Azure]:
 
 def filled_in() -> dict[str, Any]:
     """The config with its values."""
-    return ray_up.filled_in(
-        CONFIG.read_text().replace("your-subscription", SUBSCRIPTION).replace("your-account", "acmeruns")
-    )
+    return ray_up.filled_in(CONFIG.read_text().replace("your-subscription", SUBSCRIPTION))
 
 
 def start(provider: Any, config: dict[str, Any], name: str, count: int = 1) -> None:
@@ -81,7 +80,7 @@ def test_the_config_tries_the_next_size_and_market_and_leaves_nothing(azure: Azu
             (m["properties"]["hardwareProfile"]["vmSize"], m["properties"]["priority"], m.get("zones")) for m in new
         ]
 
-    small, large = "Standard_NC4as_T4_v3", "Standard_NC24ads_A100_v4"
+    small, large = "Standard_NC4as_T4_v3", "Standard_NC8as_T4_v3"
     assert started("head") == [("Standard_D2s_v5", "Regular", None)]
     assert started("gpu", 2) == [(small, "Spot", ["2"]), (small, "Spot", ["3"])]
     # The machine is made and fails; it is deleted, and the next size taken.
@@ -91,7 +90,9 @@ def test_the_config_tries_the_next_size_and_market_and_leaves_nothing(azure: Azu
     azure.empty[(large, "Spot")] = "SkuNotAvailable"
     assert started("gpu") == [(small, "Regular", ["2"])]
 
+    (identity,) = azure.of("Microsoft.ManagedIdentity/userAssignedIdentities")
     for machine in machines().values():
+        assert list(machine["identity"]["userAssignedIdentities"]) == [identity["id"]]
         assert machine["tags"]["project"] == "raytf"
         assert machine["tags"]["ray-cluster-name"] == "raytf-azure-gpu-spot"
         assert machine["properties"]["osProfile"]["linuxConfiguration"]["disablePasswordAuthentication"] is True
@@ -113,9 +114,9 @@ def test_the_config_tries_the_next_size_and_market_and_leaves_nothing(azure: Azu
         provider.terminate_node(node)
     finish(provider)
     assert provider.non_terminated_nodes({}) == []
-    # What `ray down` does in the end.
+    # What `ray down` does in the end. The identity stays, and with it the role on the runs.
     provider.cleanup_cluster_resources()
-    assert azure.resources == {}
+    assert list(azure.resources.values()) == [identity]
 
 
 def finish(provider: Any) -> None:
@@ -124,14 +125,10 @@ def finish(provider: Any) -> None:
         ended.result(timeout=60)
 
 
-def test_a_second_ray_up_keeps_what_was_given_to_the_subnet(azure: Azure) -> None:
-    ray_up.prepare(filled_in())
-    (network,) = azure.of("Microsoft.Network/virtualNetworks")
-    endpoints = [{"service": "Microsoft.Storage", "locations": ["eastus"]}]
-    network["properties"]["subnets"][0]["properties"]["serviceEndpoints"] = endpoints
-    ray_up.prepare(filled_in())
-    (network,) = azure.of("Microsoft.Network/virtualNetworks")
-    assert network["properties"]["subnets"][0]["properties"]["serviceEndpoints"] == endpoints
+def test_without_the_identity_ray_up_exits(azure: Azure) -> None:
+    azure.resources.clear()
+    with pytest.raises(Exception, match="raytf-nodes"):
+        ray_up.prepare(filled_in())
 
 
 @pytest.mark.parametrize(

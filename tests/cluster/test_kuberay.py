@@ -105,6 +105,19 @@ def test_the_bill_knows_each_pod_and_disk(overlay: str) -> None:
     assert pods >= 3
 
 
+@needs_kubectl
+def test_on_eks_head_and_redis_stay_off_the_spot_group_with_gpus() -> None:
+    groups = yaml.safe_load((KUBERAY / "overlays/eks/node-groups.yaml").read_text())["managedNodeGroups"]
+    base, gpu = ((group["labels"], group) for group in groups)
+    assert (gpu[1]["spot"], gpu[1]["propagateASGTags"], "spot" in base[1]) == (True, True, False)
+    assert [taint["key"] for taint in gpu[1]["taints"]] == ["nvidia.com/gpu"]
+    of = {value["kind"]: value["spec"] for value in built("eks") if value["kind"] in ("RayCluster", "Deployment")}
+    head, redis = of["RayCluster"]["headGroupSpec"]["template"]["spec"], of["Deployment"]["template"]["spec"]
+    (worker,) = (group["template"]["spec"] for group in of["RayCluster"]["workerGroupSpecs"])
+    assert [pod["nodeSelector"] for pod in (head, redis, worker)] == [base[0], base[0], gpu[0]]
+    assert ["tolerations" in pod for pod in (head, redis, worker)] == [False, False, True]
+
+
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Paths of all that is in an object."""
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():

@@ -29,6 +29,7 @@ REGION = "us-west-2"
 #: What an account has that asked for some GPUs: L-... -> vCPUs.
 QUOTAS = {"L-1216C47A": 64.0, "L-DB2E81BA": 64.0, "L-3819A6DF": 64.0, "L-34B43A08": 64.0}
 SSM_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+HEAD_SSM_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp2/ami-id"
 
 
 def reset(server: tuple[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Checks a cluster against Azure: subscription, providers, location, sizes, quotas, images, rights and the share."""
+"""Checks a cluster against Azure: subscription, providers, location, sizes, quotas, images, rights and storage."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from raytf.doctor.probe.queries import (
     ProbeResults,
     Query,
     all_nodes,
+    check_bucket,
     no_answer,
     no_credentials,
     no_right,
@@ -32,10 +33,10 @@ from raytf.doctor.probe.queries import (
 )
 
 _LOGIN = "Run `az login` again."
-_UNSEEN = "the subscription, its resource providers, sizes, quotas, images, rights and the share"
-#: API versions, each of which Azure supports for years.
-_RESOURCES, _COMPUTE, _SKUS, _STORAGE = "2021-04-01", "2024-07-01", "2021-07-01", "2023-05-01"
-_AUTHORIZATION = "2022-04-01"
+_UNSEEN = "the subscription, its resource providers, sizes, quotas, images, rights, the identity and the bucket"
+#: API versions that were current when this was written; Azure keeps them for years.
+_RESOURCES, _COMPUTE, _SKUS = "2021-04-01", "2024-07-01", "2021-07-01"
+_AUTHORIZATION, _IDENTITY = "2022-04-01", "2023-01-31"
 _PROVIDERS = ("Microsoft.Compute", "Microsoft.Network", "Microsoft.ManagedIdentity", "Microsoft.Authorization")
 _WANTED = (
     "Microsoft.Resources/subscriptions/resourceGroups/write",
@@ -54,12 +55,12 @@ _RIGHTS = {
     "rights": "Microsoft.Authorization/permissions/read",
     "resource providers": "Microsoft.Resources/subscriptions/providers/read",
     "resource group": "Microsoft.Resources/subscriptions/resourceGroups/read",
-    "share": "Microsoft.Storage/checknameavailability/read",
+    "identity": "Microsoft.ManagedIdentity/userAssignedIdentities/read",
 }
 
 
 def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
-    """Check a cluster against Azure. Of its storage, an NFS share, only the account's name is checked."""
+    """Check a cluster against Azure."""
     seen = ProbeResults()
     location = document.get("provider", "location")
     if not isinstance(location, str):
@@ -77,18 +78,18 @@ def inspect(document: Document, here: Surroundings, need: JobNeeds | None) -> Pr
         state = RestError(403, "", f"its state is {subscription['state']}")
         return ProbeResults([_no_subscription(azure, state)], seen.notes)
     types = all_nodes(document)
-    seen.findings += run(
-        [
-            Query("resource providers", partial(_providers, azure)),
-            Query("resource group", partial(_group, azure, document)),
-            Query("sizes", partial(_sizes, azure, location, types)),
-            Query("quotas", partial(quotas, azure, document, types)),
-            Query("images", partial(_images, azure, location, types)),
-            Query("rights", partial(_rights, azure)),
-            Query("share", partial(_share, azure, document)),
-        ],
-        _explain,
-    )
+    queries = [
+        Query("resource providers", partial(_providers, azure)),
+        Query("resource group", partial(_group, azure, document)),
+        Query("sizes", partial(_sizes, azure, location, types)),
+        Query("quotas", partial(quotas, azure, document, types)),
+        Query("images", partial(_images, azure, location, types)),
+        Query("rights", partial(_rights, azure)),
+        Query("identity", partial(_identity, azure, document)),
+    ]
+    if need is not None and need.storage.startswith("az://"):
+        queries.append(Query("bucket", partial(check_bucket, need.storage)))
+    seen.findings += run(queries, _explain)
     return seen
 
 
@@ -212,16 +213,16 @@ def _grants(permission: dict[str, Any], action: str) -> bool:
     return hit(permission.get("actions", ())) and not hit(permission.get("notActions", ()))
 
 
-def _share(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
-    """Find NFS shares that the setup mounts, but whose storage account does not exist: its name is still free."""
-    query = azure.path("/providers/Microsoft.Storage/checkNameAvailability")
-    for path, command in document.commands("setup_commands", "worker_setup_commands", "initialization_commands"):
-        for name in set(re.findall(r"([a-z0-9]{3,24})\.file\.core\.windows\.net", command)):
-            body = {"name": name, "type": "Microsoft.Storage/storageAccounts"}
-            if azure.arm.post(query, body, **{"api-version": _STORAGE}).get("nameAvailable"):
-                why = "The setup of each node fails when it mounts the share."
-                fix = "Create it as in docs/clusters/azure.md, or correct the name."
-                yield error("bucket-missing", path, f"there is no storage account {name}", why, fix)
+def _identity(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
+    """Check the identity of the nodes. Ray makes one, but not where both keys name one that exists."""
+    name, group = document.get("provider", "msi_name"), document.get("provider", "msi_resource_group")
+    if name is None or group is None:
+        return
+    kind = "Microsoft.ManagedIdentity/userAssignedIdentities"
+    if azure.find(f"/resourceGroups/{group}/providers/{kind}/{name}", _IDENTITY) is None:
+        what = f"there is no managed identity {name} in the resource group {group}"
+        fix = f"Run `az identity create --name {name} --resource-group {group}`, and give it a role on your storage."
+        yield stops_ray_up("identity-missing", ("provider", "msi_name"), what, fix)
 
 
 def size(t: NodeType) -> str:

@@ -34,7 +34,7 @@ WHEEL = f"raytf_train-{raytf.__version__}-py3-none-any.whl"
 PLACES = {
     "aws": ("s3://BUCKET/runs", "aws"),
     "gcp": ("gs://BUCKET/runs", "gcp"),
-    "azure": ("/mnt/raytf/runs", "azure"),
+    "azure": ("az://raytf/runs?account_name=ACCOUNT", "azure"),
     "local": ("/mnt/runs", "on-prem"),
 }
 ORDER = [

@@ -1,8 +1,10 @@
 """Azure Blob Storage: what the tests of all stores do not ask, against Azurite."""
 
+import os
 import pickle
 import threading
 import time
+import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow.fs as pafs
@@ -11,6 +13,7 @@ import pytest
 from raytf.errors import ConfigError, StorageError
 from raytf.storage.azure import Azure
 from raytf.storage.storage import Storage
+from tests.support.recorded import Recorded
 
 
 def test_of_several_writers_one_wins(azure):
@@ -122,3 +125,19 @@ def test_an_account_is_needed(monkeypatch):
     assert Azure.of({"account_name": "mine"}).client.__self__.account == "mine"
     with pytest.raises(ConfigError, match="3 to 24 small letters"):
         Storage("az://raytf/runs?account_name=Mine")
+
+
+def test_on_a_machine_with_one_identity_nothing_has_to_be_configured(monkeypatch):
+    """Ray gives each machine on Azure one user-assigned identity, which the metadata service takes by default."""
+    for name in [name for name in os.environ if name.startswith(("AZURE_", "IDENTITY_", "MSI_"))]:
+        monkeypatch.delenv(name)
+    token = {"access_token": "token-of-the-node", "expires_in": "3600", "token_type": "Bearer"}
+    imds = Recorded({"/metadata/identity/oauth2/token": token})
+    try:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
+        credential = Azure("account")._credential()
+        assert credential.get_token("https://storage.azure.com/.default").token == "token-of-the-node"
+    finally:
+        imds.close()
+    query = urllib.parse.parse_qs(urllib.parse.urlsplit(imds.asked[-1][1]).query)
+    assert (query["resource"], "client_id" in query) == (["https://storage.azure.com"], False)

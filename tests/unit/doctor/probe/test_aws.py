@@ -21,7 +21,7 @@ from raytf.doctor.local_environment import Surroundings
 from raytf.doctor.probe import aws as probe_aws
 from raytf.doctor.probe import aws_capacity, aws_network, online
 from raytf.doctor.probe.queries import ProbeResults, all_nodes
-from tests.support.aws_front import REGION, SSM_IMAGE, Front
+from tests.support.aws_front import HEAD_SSM_IMAGE, REGION, SSM_IMAGE, Front
 
 ROOT = Path(__file__).parents[4]
 CONFIG = (ROOT / "cluster-configs/aws-gpu-spot.yaml").read_text()
@@ -65,6 +65,7 @@ def as_docs_say(front):
     ec2.create_route(RouteTableId=table["RouteTableId"], DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
     name = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) 20260101"
     front.parameters[SSM_IMAGE] = image(front, name)
+    front.parameters[HEAD_SSM_IMAGE] = image(front, "ubuntu/images/hvm-ssd/ubuntu-jammy-22.04-amd64-server-20260101")
     front.client("s3").create_bucket(Bucket="raytf-check", CreateBucketConfiguration={"LocationConstraint": REGION})
     return iam.create_access_key(UserName="me")["AccessKey"]
 

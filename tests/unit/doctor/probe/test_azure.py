@@ -1,8 +1,8 @@
 """`raytf check` online and `raytf down-check` for Azure, against recorded shapes on the loopback.
 
 No cloud was asked: the answers have the fields of Azure's REST reference (Microsoft.Compute 2024-07-01 and 2021-07-01,
-Microsoft.Resources 2021-04-01, Microsoft.Authorization 2022-04-01, Microsoft.Storage 2023-05-01). `az` is a script that
-says what `az account get-access-token` and `az cloud show` say.
+Microsoft.Resources 2021-04-01, Microsoft.Authorization 2022-04-01, Microsoft.ManagedIdentity 2023-01-31). `az` is
+a script that says what `az account get-access-token` and `az cloud show` say.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from raytf.commands import down_check
-from raytf.doctor.check import fallbacks, offline
+from raytf.doctor.check import fallbacks, job_fit, offline
 from raytf.doctor.finding import Severity
 from raytf.doctor.leftovers import report
 from raytf.doctor.local_environment import Surroundings
@@ -22,10 +22,11 @@ from raytf.doctor.probe.queries import all_nodes
 from tests.support.recorded import Recorded
 
 ROOT = Path(__file__).parents[4]
-CONFIG = (ROOT / "cluster-configs/azure-gpu-spot.yaml").read_text().replace("your-account", "raytfstore")
+CONFIG = (ROOT / "cluster-configs/azure-gpu-spot.yaml").read_text()
 CONFIG = re.sub(r"subscription_id: \S+", "subscription_id: 00000000-0000-0000-0000-000000000001", CONFIG)
 SUB = "/subscriptions/00000000-0000-0000-0000-000000000001"
 COMPUTE = f"{SUB}/providers/Microsoft.Compute"
+IDENTITY = f"{SUB}/resourceGroups/raytf-runs/providers/Microsoft.ManagedIdentity/userAssignedIdentities/raytf-nodes"
 MISSING = {"error": {"code": "ResourceNotFound", "message": "The Resource was not found."}}
 DENIED = {"error": {"code": "AuthorizationFailed", "message": "The client does not have authorization."}}
 IMAGES = f"{COMPUTE}/locations/eastus/publishers"
@@ -54,7 +55,7 @@ def image(gib=64, architecture="x64", plan=None):
 
 
 def routes():
-    skus = [sku("Standard_D2s_v5", 2), sku("Standard_NC4as_T4_v3", 4, 1), sku("Standard_NC24ads_A100_v4", 24, 1)]
+    skus = [sku("Standard_D2s_v5", 2), sku("Standard_NC4as_T4_v3", 4, 1), sku("Standard_NC8as_T4_v3", 8, 1)]
     found = {
         SUB: {"subscriptionId": SUB[-36:], "displayName": "Demo", "state": "Enabled"},
         f"{COMPUTE}/skus": {"value": [*skus, {"resourceType": "disks", "name": "Premium_LRS"}]},
@@ -71,7 +72,7 @@ def routes():
         JAMMY: [{"name": "22.04.2025"}],
         f"{JAMMY}/22.04.2025": image(30),
         f"{SUB}/providers/Microsoft.Authorization/permissions": {"value": [{"actions": ["*"], "notActions": []}]},
-        f"{SUB}/providers/Microsoft.Storage/checkNameAvailability": {"nameAvailable": False, "reason": "AlreadyExists"},
+        IDENTITY: {"name": "raytf-nodes", "properties": {"principalId": "0c5c7f2b-2b1f-4c1f-9a0e-5d9f5f3a7c11"}},
     }
     for name in ("Compute", "Network", "ManagedIdentity", "Authorization"):
         found[f"{SUB}/providers/Microsoft.{name}"] = {
@@ -104,8 +105,8 @@ def here(cloud, tmp_path):
     return Surroundings("3.11.7", "2.60.0", ROOT, az(tmp_path, cloud.url))
 
 
-def ask(text, here):
-    return online.inspect(text, here, None, offline.check(text, here))
+def ask(text, here, need=None):
+    return online.inspect(text, here, need, offline.check(text, here))
 
 
 def codes(seen):
@@ -118,14 +119,12 @@ def test_nothing_is_found_in_a_subscription_that_the_docs_were_followed_in(cloud
     assert seen.notes == [f"Azure subscription Demo ({SUB[-36:]})"]
     assert {token for _, _, token, _ in cloud.asked} == {"Bearer token-3"}
     assert all("api-version=" in target for _, target, _, _ in cloud.asked)
-    assert {target.partition("?")[0] for method, target, _, _ in cloud.asked if method != "GET"} == {
-        f"{SUB}/providers/Microsoft.Storage/checkNameAvailability"
-    }
+    assert {method for method, _, _, _ in cloud.asked} == {"GET"}
 
 
 LOCATION = {"type": "Location", "reasonCode": "NotAvailableForSubscription", "values": ["eastus"]}
 USAGES = f"{COMPUTE}/locations/eastus/usages"
-REST = [sku("Standard_D2s_v5", 2), sku("Standard_NC24ads_A100_v4", 24, 1)]
+REST = [sku("Standard_D2s_v5", 2), sku("Standard_NC8as_T4_v3", 8, 1)]
 CASES = [
     ("project-missing", SUB, (404, MISSING)),
     ("api-disabled", f"{SUB}/providers/Microsoft.ManagedIdentity", {"registrationState": "NotRegistered"}),
@@ -149,7 +148,7 @@ CASES = [
         f"{SUB}/providers/Microsoft.Authorization/permissions",
         {"value": [{"actions": ["*"], "notActions": ["Microsoft.Authorization/*/Write"]}]},
     ),
-    ("bucket-missing", f"{SUB}/providers/Microsoft.Storage/checkNameAvailability", {"nameAvailable": True}),
+    ("identity-missing", IDENTITY, (404, MISSING)),
     ("resource-group-elsewhere", f"{SUB}/resourcegroups/raytf", {"name": "raytf", "location": "westeurope"}),
     ("credentials-refused", SUB, (401, {"error": {"code": "ExpiredAuthenticationToken", "message": "it has expired"}})),
 ]
@@ -168,8 +167,8 @@ def test_a_mistake_is_found_and_nothing_else(cloud, here, case):
 def test_a_quota_for_some_of_the_nodes_is_a_warning(cloud, here):
     cloud.routes[USAGES] = {"value": [usage("lowPriorityCores", "Spot", 50)]}
     (found,) = ask(CONFIG, here).findings
-    # Two A100 of 24 and six T4 of 4 are the most that eight workers can be.
-    assert (found.severity, "may need 72" in found.what) == (Severity.WARNING, True)
+    # Eight workers of the larger size are the most.
+    assert (found.severity, "may need 64" in found.what) == (Severity.WARNING, True)
 
 
 @pytest.mark.parametrize(
@@ -187,8 +186,21 @@ def test_which_quota_counts(size, usage_name):
     assert azure.family(size) == azure.usage_family(usage_name)
 
 
+def test_the_identity_that_ray_makes_is_not_looked_for(cloud, here):
+    del cloud.routes[IDENTITY]
+    assert codes(ask(re.sub(r"  msi_resource_group: .*\n", "", CONFIG), here)) == set()
+
+
+def test_the_bucket_of_the_job_is_tried_if_it_is_on_azure(cloud, here, monkeypatch):
+    tried = []
+    monkeypatch.setattr(azure, "check_bucket", lambda storage: iter(tried.append(storage) or ()))
+    for storage in ("az://raytf/runs?account_name=acct", "s3://raytf/runs", "/mnt/runs"):
+        assert codes(ask(CONFIG, here, job_fit.JobNeeds(1, 8, 1.0, None, storage))) == set()
+    assert tried == ["az://raytf/runs?account_name=acct"]
+
+
 def test_a_size_that_only_azure_knows(cloud, here):
-    text = CONFIG.replace("Standard_NC24ads_A100_v4", "Standard_NX1_v9")
+    text = CONFIG.replace("Standard_NC8as_T4_v3", "Standard_NX1_v9")
     cloud.routes[f"{COMPUTE}/skus"]["value"].append(sku("Standard_NX1_v9", 24, 0))
     assert codes(ask(text, here)) == {"gpu-count"}
 
