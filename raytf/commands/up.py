@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from raytf.cluster import autostop
 from raytf.commands import _up_runner as runner
 from raytf.commands import _up_steps as steps
 from raytf.commands._up_steps import Part
@@ -46,6 +47,8 @@ def main(flags: Up) -> None:
     if not flags.command.strip():
         raise ConfigError(f"No command given. Usage: {_USAGE}")
     job_fit.parse(flags.command)  # refuses wrong flags here, before anything is started
+    if flags.autostop:
+        autostop.seconds_of(flags.autostop)
     cluster = runner.read(path, flags.autostop)
     from raytf.cluster.submission import environment_of, run_of  # Ray takes a second
 
