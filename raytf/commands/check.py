@@ -34,8 +34,9 @@ class Check:
     """
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Cluster YAMLs or manifests, or - for standard input; a folder stands for all YAML in it, and one with a
-    kustomization.yaml for the output of `kubectl kustomize`."""
+    """Cluster YAMLs of `ray up` (providers aws, gcp, azure and local; of others raytf checks what is the same for all),
+    or manifests with a RayCluster, RayJob, RayService or RayCronJob and what they need. - is standard input; a folder
+    stands for all YAML in it, and one with a kustomization.yaml for the output of `kubectl kustomize`."""
     job: str | None = None
     """A job to run there, quoted, such as 'python jobs/mnist.py --workers 1:8': check whether it gets its workers."""
     working_dir: str | None = None

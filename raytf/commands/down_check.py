@@ -23,18 +23,20 @@ _NOWHERE = "nowhere"
 
 @dataclass(frozen=True)
 class DownCheck:
-    """Find what `ray down` or `kubectl delete` has left of a cluster, what it costs, and how to remove it.
+    """Find resources that `ray down` or `kubectl delete` did not remove, what they cost, and how to remove them.
 
-    The exit code is 0 when nothing is left that costs money, 1 when something is, 2 when it could not be inspected.
+    The exit code is 0 when nothing is left that costs money, 1 when something is left, 2 when raytf could not look.
     Nothing is changed.
     """
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
-    """The YAML that `ray up` or `kubectl apply` was called with; a folder with a kustomization.yaml is built."""
+    """The file that you passed to `ray up` or `kubectl apply`; or a folder with a kustomization.yaml, which raytf
+    builds first."""
     everything: bool = False
-    """Also count what costs nothing, such as a security group that the next `ray up` uses again."""
+    """Exit with 1 also for resources that cost nothing, such as a security group that the next `ray up` uses again."""
     trust: bool = False
-    """Run the command that the file names for this machine: auth.ssh_proxy_command."""
+    """Run the command in the file's auth.ssh_proxy_command on this machine. Without this flag raytf asks on a terminal,
+    and does not run it where there is none."""
     json: bool = False
     """Print JSON instead of text."""
 

@@ -7,6 +7,7 @@ import getpass
 import logging
 import os
 import random
+import re
 import shlex
 import signal
 import socket
@@ -64,9 +65,9 @@ def main(flags: Submit) -> None:
     """Run the command; exits with its code."""
     from raytf.cluster import submission
 
-    if len(flags.address) != 1 or not flags.command.strip():
-        missing = "there is no address" if not flags.address else "there is nothing to run"
-        raise ConfigError(f"{missing}. Expected: raytf submit http://HOST:8265 -- python jobs/mnist.py --workers 1:4")
+    problem = mistake(flags)
+    if problem:
+        raise ConfigError(f"{problem}. Expected: raytf submit http://HOST:8265 -- python jobs/mnist.py --workers 1:4")
     address = submission.address_of(flags.address[0])
     limits = _limits(flags)
     runtime_env: dict[str, Any] = {"env_vars": submission.environment_of(flags.env)}
@@ -78,6 +79,23 @@ def main(flags: Submit) -> None:
     except OSError:  # Python would try once more, and leave with a code of its own
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def mistake(flags: Submit) -> str:
+    """Return what is wrong with the address or the command, or an empty string."""
+    if not flags.address:
+        return "there is no address"
+    if not flags.command.strip():
+        return "there is nothing to run"
+    if len(flags.address) > 1:
+        return f"there are {len(flags.address)} addresses ({', '.join(flags.address)}), and a job runs at one"
+    try:
+        words = shlex.split(flags.command)
+    except ValueError:
+        return ""  # the shell of the job reports it
+    if len(words) == 1 and re.search(r"[;&|]|^[^/]*\s", words[0]):
+        return f"{words[0]!r} is in quotes, so that the shell looks for a program of that name; pass it by --command"
+    return ""
 
 
 def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], scratch: Path) -> int:
