@@ -13,6 +13,7 @@ import requests
 from ray.exceptions import AuthenticationError
 
 from raytf._ray import jobs
+from raytf.cluster import local_ray
 from raytf.cluster.resubmission import JobSighting
 from raytf.errors import ClusterError, DamagedFileError, one_line
 from raytf.storage import untrusted_json
@@ -254,8 +255,9 @@ def reach(address: str) -> JobServer:
 
 
 def _authentication(address: str, text: str) -> str:
-    wants = text.startswith("Authentication required")
-    mode = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "Set RAY_AUTH_MODE=token. "
+    is_on = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+    wants = text.startswith("Authentication required") or not (is_on and local_ray.token())
+    mode = "" if is_on else "Set RAY_AUTH_MODE=token. "
     return (
         f"the cluster at {address} {'needs a token' if wants else 'does not accept this token'}. {mode}"
         "RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token must contain the head's token."

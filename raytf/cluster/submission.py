@@ -28,6 +28,8 @@ from raytf.errors import ClusterError, ConfigError
 
 #: Seconds between two polls of a job; for a stopped job to exit.
 POLL_SECONDS, STOP_SECONDS = 2.0, 60.0
+#: Ray's answer while no node has an agent that starts jobs, as in the first seconds of a cluster, and how long to wait.
+NO_AGENT, AGENT_SECONDS = "No available agent", 120.0
 EXIT_CODES = {
     NextMove.FINISHED: 0,
     NextMove.FAILED: EXIT_FAILED,
@@ -83,12 +85,21 @@ class Submission:
         Raises:
             ClusterError: the cluster refuses the command, or does not answer.
         """
-        self._heard = self.outside.clock()
-        try:
-            if not self._is_running():
-                self._submit(0)
-        except AwayError as error:
-            raise ClusterError(f"the job server at {self.server.address} does not accept the job: {error}.") from None
+        began = self._heard = self.outside.clock()
+        is_waiting = False
+        while True:
+            try:
+                if not self._is_running():
+                    self._submit(0)
+                return
+            except AwayError as error:
+                if NO_AGENT not in str(error) or self.outside.clock() - began > AGENT_SECONDS:
+                    text = f"the job server at {self.server.address} does not accept the job: {error}."
+                    raise ClusterError(text) from None
+            if not is_waiting:
+                is_waiting = True
+                self.outside.say("the cluster has just started and takes no jobs yet; waiting for it")
+            self.outside.sleep(POLL_SECONDS)
 
     def wait(self) -> int:
         """Follow the job and its resubmissions to the end of the run, and return the exit code."""

@@ -34,8 +34,9 @@ class Check:
     """
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Cluster YAMLs or manifests, or - for standard input. A folder stands for all YAML files in it; a folder with a
-    kustomization.yaml stands for the output of `kubectl kustomize`."""
+    """Cluster YAMLs of `ray up` (providers aws, gcp, azure and local; for others, only the common parts are checked),
+    manifests with a RayCluster, RayJob, RayService or RayCronJob, or - for standard input. A folder stands for all YAML
+    files in it; a folder with a kustomization.yaml stands for the output of `kubectl kustomize`."""
     job: str | None = None
     """The job to run there, quoted, such as 'python jobs/mnist.py --workers 1:8': check whether its workers fit."""
     working_dir: str | None = None

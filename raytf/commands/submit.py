@@ -7,6 +7,7 @@ import getpass
 import logging
 import os
 import random
+import re
 import shlex
 import signal
 import socket
@@ -71,9 +72,9 @@ def main(flags: Submit) -> None:
     """Run the command, and exit with its code."""
     from raytf.cluster import submission
 
-    if len(flags.address) != 1 or not flags.command.strip():
-        missing = "No address given" if not flags.address else "No command given"
-        raise ConfigError(f"{missing}. Expected: raytf submit http://HOST:8265 -- python jobs/mnist.py --workers 1:4")
+    problem = mistake(flags)
+    if problem:
+        raise ConfigError(f"{problem}. Expected: raytf submit http://HOST:8265 -- python jobs/mnist.py --workers 1:4")
     address = submission.address_of(flags.address[0])
     limits = _limits(flags)
     flags = replace(flags, command=_with_autostop(flags.command, flags.autostop))
@@ -86,6 +87,23 @@ def main(flags: Submit) -> None:
     except OSError:  # Python would flush again and exit with another code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def mistake(flags: Submit) -> str:
+    """Return what is wrong with the address or the command, or an empty string."""
+    if not flags.address:
+        return "No address given"
+    if not flags.command.strip():
+        return "No command given"
+    if len(flags.address) > 1:
+        return f"{len(flags.address)} addresses given ({', '.join(flags.address)}); a job runs at one"
+    try:
+        words = shlex.split(flags.command)
+    except ValueError:
+        return ""  # the shell of the job reports it
+    if len(words) == 1 and re.search(r"[;&|]|^[^/]*\s", words[0]):
+        return f"{words[0]!r} is in quotes, so that the shell looks for a program of that name; pass it by --command"
+    return ""
 
 
 def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], scratch: Path) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 #: Keys and indices from a document's root to a value.
@@ -72,6 +72,16 @@ def zone_not_in_region(zone: str, region: str, why: str, fix: str) -> ConfigFind
     """Return the finding that a zone of the provider is not in its region."""
     path = ("provider", "availability_zone")
     return error("zone-not-in-region", path, f"zone {zone!r} is not in region {region!r}", why, fix)
+
+
+def once(findings: Iterable[ConfigFinding], codes: Collection[str]) -> Iterator[ConfigFinding]:
+    """Yield findings. Of those with the same code (of `codes`) and severity, the first lists the places of all."""
+    groups: dict[object, list[ConfigFinding]] = {}
+    for i, finding in enumerate(findings):
+        groups.setdefault((finding.code, finding.severity) if finding.code in codes else i, []).append(finding)
+    for first, *others in groups.values():
+        places = dict.fromkeys(place(other.path) for other in others if other.path != first.path)
+        yield replace(first, fix=f"{first.fix} Also in {listed(places)}.") if places else first
 
 
 def place(path: Path) -> str:

@@ -51,7 +51,10 @@ def here() -> Surroundings:
 
 def package_file(package: str, name: str) -> Path | None:
     """Return the path of a file in an installed package, or None if it does not exist. The package is not imported."""
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:  # of a package that it is in
+        return None
     paths = (Path(folder) / name for folder in (spec.submodule_search_locations or () if spec else ()))
     return next((path for path in paths if path.is_file()), None)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, instead, listed, near, refuses_nodes, stops_ray_up
-from raytf.doctor.local_environment import ray_file
+from raytf.doctor.local_environment import package_file, ray_file
 from raytf.doctor.node_types import NodeType, node_types, small_disk, spot_head, stopped_nodes
 
 #: Parameters of Ray's template that Ray fills in itself.
@@ -30,6 +30,10 @@ def check(document: Document) -> Iterator[ConfigFinding]:
         if not provider.get(key):
             what, fix = f"provider.{key} is missing", f"Add {key}: {example}."
             yield stops_ray_up("azure-place", ("provider",), what, fix, "an assertion")
+    if not provider.get("subscription_id") and package_file("azure.cli.core", "_profile.py") is None:
+        what = "provider.subscription_id is missing, and azure-cli-core is not installed here"
+        fix = "Add subscription_id: the one that `az account show --query id` prints."
+        yield stops_ray_up("azure-place", ("provider",), what, fix, "an ImportError: it looks for it in that package")
     location = provider.get("location")
     if isinstance(location, str) and "-" in location:
         path, what = ("provider", "location"), f"{location} is not a location of Azure"

@@ -13,6 +13,7 @@ from raytf.doctor.check import (
     aws,
     azure,
     fallbacks,
+    foreign_files,
     gcp,
     job_fit,
     kuberay,
@@ -59,8 +60,10 @@ def check(text: str, here: Surroundings, need: JobNeeds | None = None, working_d
     """
     documents, findings = parse(text)
     manifests = [d for d in documents if kuberay.is_manifest(d)]
-    cost = None
-    if any(f.code == "yaml-syntax" for f in findings):
+    foreign, cost = foreign_files.find(text, documents), None
+    if foreign is not None:
+        findings = [foreign]
+    elif any(f.code == "yaml-syntax" for f in findings):
         pass
     elif not documents:
         findings.append(error("empty", (), "the file is empty", "There is nothing to start.", "See cluster-configs/."))

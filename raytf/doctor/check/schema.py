@@ -28,10 +28,10 @@ _ALL_PROVIDERS = {
 }
 _PROVIDERS = ("aws", "azure", "gcp", "local", "aliyun", "vsphere", "spark", "external", "kuberay", "readonly")
 
-#: Key of older versions of Ray -> advice on how to replace it.
+#: Keys of the format before Ray 1.3, which described the head and the workers.
+_LEGACY_NODES = ("head_node", "worker_nodes")
+#: Other keys of older versions of Ray -> advice on how to replace it.
 _LEGACY = {
-    "head_node": "Move it to `node_config` of a type below available_node_types; name that type in head_node_type.",
-    "worker_nodes": "Move its content to `node_config` of a type below available_node_types.",
     "min_workers": "Set min_workers of a type below available_node_types; here Ray drops it without a warning.",
     "initial_workers": "Delete it; min_workers of a node type starts that many.",
     "autoscaling_mode": "Delete it; upscaling_speed sets how fast the cluster grows.",
@@ -66,7 +66,28 @@ def check(document: Document) -> Iterator[ConfigFinding]:
     validator = jsonschema.Draft7Validator(ray_file("autoscaler/ray-schema.json"))
     for problem in validator.iter_errors(document.value):
         yield from _explain(problem, str(kind))
-    yield from _provider_keys(document, str(kind))
+    yield from _legacy_nodes(document)
+    if isinstance(kind, str):
+        yield from _provider_keys(document, kind)
+
+
+def _legacy_nodes(document: Document) -> Iterator[ConfigFinding]:
+    """Find keys of the format before Ray 1.3; see `fillout_defaults` in autoscaler/_private/util.py of Ray."""
+    keys = [key for key in _LEGACY_NODES if key in document.value]
+    filled = [key for key in keys if document.value[key]]
+    has_types = "available_node_types" in document.value or document.get("provider", "type") in ("local", "kuberay")
+    if not keys or (not filled and (has_types or all(document.value.get(key) == {} for key in _LEGACY_NODES))):
+        return  # Ray drops both if they are empty; its own examples had them for a long time
+    what = f"{' and '.join(filled or keys)} at the top belong{'' if len(filled or keys) > 1 else 's'} to an older Ray"
+    fix = "Write each machine as `node_config` of a type below available_node_types, and name the head's type in "
+    fix += "head_node_type."
+    how = "`ValidationError: Additional properties are not allowed`"
+    if not has_types and len(keys) == 1:
+        (other,) = {*_LEGACY_NODES} - {*keys}
+        what, how = f"{what}, and available_node_types is missing", f"`KeyError: {other!r}`"
+    elif not has_types and None in [document.value[key] for key in keys]:
+        how = "an AttributeError"
+    yield stops_ray_up("legacy-key", ((filled or keys)[0],), what, fix, how)
 
 
 def _unknown_provider(kind: str) -> ConfigFinding:
@@ -86,9 +107,7 @@ def _explain(problem: jsonschema.ValidationError, kind: str) -> Iterator[ConfigF
     if rule == "additionalProperties":
         known = list(problem.schema.get("properties", {}))
         for key in value:
-            # Empty keys of the old format have no effect, and Ray's own examples had them for a long time.
-            is_empty = key in ("head_node", "worker_nodes") and not value[key]
-            if key not in known and not (is_empty and not path):
+            if key not in known and (path or key not in _LEGACY_NODES):
                 yield from _unknown((*path, str(key)), str(key), known, kind)
     elif rule == "required":
         for key in problem.validator_value:
@@ -111,9 +130,9 @@ def _unknown(path: Path, key: str, known: list[str], kind: str) -> Iterator[Conf
     if len(path) == 1 and key in _LEGACY:
         if key == "min_workers" and kind == "local":
             return
-        lost = key in ("min_workers", "head_node", "worker_nodes")
-        why = "Ray drops it without a warning." if key == "min_workers" else "It belongs to the format before Ray 2."
-        yield (warning if lost else error)("legacy-key", path, f"{key!r} is no longer read", why, _LEGACY[key])
+        is_dropped = key == "min_workers"
+        why = "Ray drops it without a warning." if is_dropped else "Ray refuses the whole file."
+        yield (warning if is_dropped else error)("legacy-key", path, f"{key!r} is no longer read", why, _LEGACY[key])
         return
     fix = instead(key, known)
     if len(path) == 4 and path[2] == "docker" and key in ("image", "head_image", "run_options"):

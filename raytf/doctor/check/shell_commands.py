@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 
-from raytf.doctor.check.versions import NIGHTLY
 from raytf.doctor.document import CLOUDS, Document
-from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, warning
+from raytf.doctor.finding import ConfigFinding, Path, error, near, warning
 from raytf.errors import one_line
 
 _SETUP = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
@@ -33,21 +33,33 @@ START_OPTIONS = frozenset(
         *("system-reserved-memory", "temp-dir", "tracing-startup-hook", "verbose", "worker-port-list"),
     }
 )
+#: Flags that `ray start` had before Ray 1.0 -> their names since then.
+_RENAMED = {
+    "redis-address": "address",
+    "redis-port": "port",
+    "webui-host": "dashboard-host",
+    "include-webui": "include-dashboard",
+}
 #: `raytf node`, and its former name `raytf watch`.
 _NODE = re.compile(r"\braytf (?:node|watch)\b")
 NODE_OPTIONS = frozenset(("follow-warnings", "grace-seconds", "margin-seconds", "notice-url", "notices"))
 _NOTICES = ("auto", "off", *CLOUDS)
+#: A setting, with nothing that uses it in the same shell.
+_ALONE = re.compile(
+    r"\s*(export(\s+\w+=[^\s;&|]*)+|cd\s+[^\s;&|]+|conda\s+activate\s+\S+|source\s+\S*activate|ulimit\s+[^;&|]+)\s*"
+)
 #: Characters that end a command in a shell.
 _END = re.compile(r"[;&|<>)]")
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:
     """Find commands that wait for an answer, lose their settings, or start no cluster."""
-    setup, starts = list(_setup_commands(document)), list(document.commands(_HEAD, _WORKER))
+    setup, starts = list(setup_commands(document)), list(document.commands(_HEAD, _WORKER))
     for path, command in setup:
         yield from _setup(path, command)
     yield from check_syntax([*setup, *starts])
     for path, command in starts:
+        yield from _lost_setting(path, command)
         yield from _flags_of(path, command, str(document.get("provider", "type")))
     yield from _head(document)
     yield from _worker(document)
@@ -56,7 +68,8 @@ def check(document: Document) -> Iterator[ConfigFinding]:
     yield from _auth(document, setup, starts)
 
 
-def _setup_commands(document: Document) -> Iterator[tuple[Path, str]]:
+def setup_commands(document: Document) -> Iterator[tuple[Path, str]]:
+    """Yield the path and text of each command that prepares a node, including those of a single node type."""
     yield from document.commands(*_SETUP)
     for name in document.mapping("available_node_types"):
         own = ("initialization_commands", "worker_setup_commands")
@@ -68,19 +81,21 @@ def _setup(path: Path, command: str) -> Iterator[ConfigFinding]:
     if asks and not re.search(r"\s(-y|-yq|-qy|-qqy|-yqq|--yes|--assume-yes)\b", command):
         why = "Nobody answers on the node: `ray up` exits, or waits forever."
         yield error("asks-for-answer", path, f"`{asks[0]} ...` waits for confirmation", why, "Add -y.")
-    alone = r"\s*(export\s+\w+=\S*|cd\s+\S+|conda\s+activate\s+\S+|source\s+\S*activate|ulimit\s+.*)\s*"
-    if re.fullmatch(alone, command):
-        what = f"`{command.strip()}` does not affect later commands"
-        why = "Ray runs each command in a new shell, which does not have the settings of this one."
-        fix = f"Join it by && with the command that needs it, or run echo '{command.strip()}' >> ~/.bashrc."
-        yield error("lost-setting", path, what, why, fix)
+    yield from _lost_setting(path, command)
     if re.search(r"(^|[;&|]\s*|sudo\s+)(reboot|shutdown|poweroff)\b", command):
         why = "The connection breaks, and Ray reports that the setup failed."
         yield error("reboot", path, "the command restarts the node", why, "Do steps that need a restart in the image.")
-    if NIGHTLY.search(command):
-        why = "Nodes that start later have another version than the head: `Version mismatch`, and they never join."
-        fix = 'Write pip install "ray[default,train]==2.60.0", the version of your own machine.'
-        yield warning("nightly-ray", path, "this installs a nightly build of Ray", why, fix)
+
+
+def _lost_setting(path: Path, command: str) -> Iterator[ConfigFinding]:
+    """Find a setting in a line of its own. A setup that needs it fails; Ray starts without it."""
+    if not _ALONE.fullmatch(command):
+        return
+    setting, is_start = command.strip(), path[0] in (_HEAD, _WORKER)
+    what = f"`{setting}` does not affect later commands"
+    why = "Ray runs each command in a new shell, which does not have the settings of this one."
+    fix = f"Join it by && with the command that needs it, or run echo '{setting}' >> ~/.bashrc in setup_commands."
+    yield (warning if is_start or setting.startswith("ulimit") else error)("lost-setting", path, what, why, fix)
 
 
 def _flags_of(path: Path, command: str, provider: str) -> Iterator[ConfigFinding]:
@@ -116,7 +131,9 @@ def _unknown_flags(path: Path, command: str, words: list[str], known: frozenset[
         name = word.removeprefix("--").partition("=")[0]
         if word.startswith("--") and name and name not in {*known, "help", "no-follow-warnings"}:
             why = "The command fails at once, on each node, again and again."
-            fix = instead(name, known, "Its flags are")
+            nearest = difflib.get_close_matches(_RENAMED.get(name, name), known, n=3, cutoff=0.6)
+            names = " or ".join(f"--{flag}" for flag in nearest[: 1 if name in _RENAMED else 3])
+            fix = f"Write {names}, or delete it." if names else f"Delete it; `{command} --help` lists the flags."
             yield error("start-flag", path, f"`{command}` has no flag --{name}", why, fix)
 
 
@@ -165,6 +182,8 @@ def _worker(document: Document) -> Iterator[ConfigFinding]:
     if "--head" in start:
         why = "Each worker starts its own cluster."
         yield error("worker-start", path, "a worker starts with --head", why, f"Write {_START_WORKER}.")
+    elif address is None and "--redis-address" in start:
+        return  # a finding reports this flag
     elif address is None:
         what, why = "`ray start` of the workers lacks --address", "They cannot find the head."
         yield error("worker-start", path, what, why, "Add --address=$RAY_HEAD_IP:6379.")

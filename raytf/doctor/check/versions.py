@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 
 from raytf.doctor import machines
+from raytf.doctor.check.shell_commands import setup_commands
 from raytf.doctor.document import CLOUDS, Document
-from raytf.doctor.finding import ConfigFinding, Path, error, stops_ray_up, warning
+from raytf.doctor.finding import ConfigFinding, Path, error, once, stops_ray_up, warning
 from raytf.doctor.local_environment import Surroundings
 from raytf.doctor.node_types import node_types
 from raytf.errors import DISTRIBUTION
@@ -15,13 +16,16 @@ from raytf.errors import DISTRIBUTION
 _DOCKER_IMAGES = ("image", "head_image", "worker_image")
 _OLDEST_PYTHON = (3, 11)
 _PYTHON_DIFFERS = "Ray refuses a driver or a node whose Python differs, even in the patch level."
+_RAY_DIFFERS = "Each node gets the newest Ray of its day. If that differs from the head's, the node never joins."
 #: Ray's nightly wheels.
-NIGHTLY = re.compile(r"ray-\d\.\d\.\d\.dev0|ray-wheels/latest")
+_NIGHTLY = re.compile(r"ray-\d\.\d\.\d\.dev0|ray-wheels/latest")
 #: `ray`, `ray[default]`, `ray>=2.9`: any requirement but `ray==...` and a wheel's URL.
 _UNPINNED = re.compile(
     r"\bpip3?\s+install\s+([^;&|]*?\s)?([\"']?)ray(\[[\w,-]+\])?"
     r"(\2(?=\s|[;&|]|$)|\s*(?:[<>!~]=?|===)\s*\d)(?![^\"'\s;&|]*,\s*==)"
 )
+#: Codes of versions that are reported once per file, with all their places.
+_ONCE = ("ray-version", "ray-not-pinned", "nightly-ray", "python-version")
 #: Commands that install a Python whose version has only two parts.
 _PYTHON = re.compile(
     r"(?:\buv\s+(?:venv|python\s+install)\b[^;&|]*?|\b(?:conda|mamba|micromamba)\s+(?:create|install)\b[^;&|]*?"
@@ -38,17 +42,17 @@ _FOREIGN = re.compile(r"\bpip3?\s+install\s(?:[^;&|]*\s)?[\"']?raytf(?=[\"'\s;&|
 
 def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFinding]:
     """Find versions that differ from this machine's, and images that do not fit."""
-    yield from _installed(document, surroundings)
-    yield from _docker(document, surroundings)
+    yield from once([*_installed(document, surroundings), *_docker(document, surroundings)], _ONCE)
     yield from _gpu_generation(document)
 
 
 def _installed(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
-    for path, command in document.commands("setup_commands", "head_setup_commands", "worker_setup_commands"):
-        if not NIGHTLY.search(command):  # shell_commands reports it
+    docker = document.mapping("docker")
+    has_image = any(docker.get(key) for key in _DOCKER_IMAGES)
+    for path, command in setup_commands(document):
+        if not (has_image and "initialization_commands" in path):  # with an image, they run outside the container
             yield from _command(command, path, here)
-    is_cloud, docker = document.get("provider", "type") in CLOUDS, document.mapping("docker")
-    if is_cloud and "setup_commands" not in document.mapping() and not any(docker.get(k) for k in _DOCKER_IMAGES):
+    if document.get("provider", "type") in CLOUDS and "setup_commands" not in document.mapping() and not has_image:
         yield warning(
             "default-setup",
             (),
@@ -59,6 +63,10 @@ def _installed(document: Document, here: Surroundings) -> Iterator[ConfigFinding
 
 
 def _command(command: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
+    pinned = f'Write pip install "ray[default,train]=={here.ray}".'
+    if _NIGHTLY.search(command):
+        yield warning("nightly-ray", path, "this installs a nightly build of Ray", _RAY_DIFFERS, pinned)
+        return
     for pattern in (r"\bray(?:\[[\w,-]+\])?\s*==\s*([\w.]+)", r"ray-(\d+\.\d+\.\d+)-cp"):
         for version in re.findall(pattern, command):
             yield from ray_version(version, path, here)
@@ -78,9 +86,7 @@ def _command(command: str, path: Path, here: Surroundings) -> Iterator[ConfigFin
         fix = "Add -c constraints-gpu.txt, which pins each version, and mount that file beside constraints.txt."
         yield warning("cuda-not-pinned", path, "NVIDIA's libraries are installed without versions", why, fix)
     if _UNPINNED.search(command):
-        why = f"Nodes get the newest Ray, but you have {here.ray}: `Version mismatch`, and later nodes never join."
-        fix = f'Write pip install "ray[default,train]=={here.ray}".'
-        yield error("ray-not-pinned", path, "Ray is installed without a version", why, fix)
+        yield warning("ray-not-pinned", path, "Ray is installed without a version", _RAY_DIFFERS, pinned)
 
 
 def ray_version(version: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:

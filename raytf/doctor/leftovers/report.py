@@ -76,7 +76,8 @@ def find(name: str, text: str, here: Surroundings, trust: bool = False) -> Lefto
     search = partial(find_on_hosts, trust=trust) if of_hosts else _FINDERS.get(place_of(document))
     if search is None:
         kind = document.get("provider", "type")
-        raise ConfigError(f"{name}: raytf cannot search provider {kind!r}. Expected one of aws, gcp, azure and local.")
+        problem = "the file names no provider" if kind is None else f"raytf cannot search provider {kind!r}"
+        raise ConfigError(f"{name}: {problem}. Expected a provider.type of aws, gcp, azure or local.")
     for f in placeholders(document):
         if f.path[0] in ("provider", "cluster_name", "auth"):
             raise ConfigError(f"{name}: {text_of(f.path)} is not filled in. Write the value that `ray up` used.")

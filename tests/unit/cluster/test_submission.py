@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from raytf.cluster import job_server
 from raytf.cluster.job_server import AwayError, Follower, JobServer
 from raytf.cluster.resubmission import JobSighting, ResubmissionLimits
 from raytf.cluster.submission import Environment, Submission, address_of, environment_of, origin_of, run_of
 from raytf.commands import submit
 from raytf.commands.main import with_rest
-from raytf.errors import ConfigError
+from raytf.errors import ClusterError, ConfigError
 from raytf.runs.start_command import submission
 from raytf.testing import environment
 from raytf.testing.processes import free_port, wait_until
@@ -258,6 +259,61 @@ def test_a_pause_is_no_silence_of_the_head():
     assert cluster.now > 2 + 4 + 8
 
 
+@pytest.mark.parametrize(("failures", "is_taken"), [(0, True), (3, True), (1000, False)])
+def test_a_cluster_without_an_agent_is_waited_for(failures: int, is_taken: bool):
+    cluster, tries = Cluster(), []
+    take = cluster.submit
+
+    def submit(*args):
+        tries.append(args)
+        if len(tries) <= failures:
+            raise AwayError("Request failed with status code 500: No available agent to submit job, please try again.")
+        take(*args)
+
+    cluster.submit = submit
+    job = cluster.submission()
+    if is_taken:
+        job.begin()
+        assert (len(tries), cluster.now) == (failures + 1, 2.0 * failures)
+        assert sum("takes no jobs yet" in line for line in cluster.said) == bool(failures)
+    else:
+        with pytest.raises(ClusterError, match="No available agent"):
+            job.begin()
+        assert cluster.now == 122.0
+
+
+def test_another_answer_of_a_new_cluster_is_not_waited_for():
+    cluster = Cluster()
+
+    def submit(*args):
+        raise AwayError("Request failed with status code 500: disk full")
+
+    cluster.submit = submit
+    with pytest.raises(ClusterError, match="disk full"):
+        cluster.submission().begin()
+    assert cluster.now == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "token", "said"),
+    [
+        ("Authentication required: x", "token", "t", "needs a token"),
+        ("Authentication failed: x", "token", "t", "does not accept this token"),
+        ("Authentication failed: x", "token", "", "needs a token"),
+        ("Authentication failed: x", "", "t", "needs a token"),
+    ],
+)
+def test_a_token_that_was_not_sent_is_not_blamed(monkeypatch, tmp_path, text, mode, token, said):
+    for name, value in (("MODE", mode), ("TOKEN", token), ("TOKEN_PATH", str(tmp_path / "none"))):
+        monkeypatch.setenv(f"RAY_AUTH_{name}", value)
+    assert f"http://h:1 {said}." in job_server._authentication("http://h:1", text)
+
+
+@pytest.mark.parametrize("command", ["true", "python a.py", "'/my folder/run'", "a; b", "echo 'open", "'/a b' c"])
+def test_a_command_that_a_shell_can_run_is_taken(command):
+    assert submit.mistake(submit.Submit(("http://h:1",), command)) == ""
+
+
 def _sleeping(cluster: Cluster, then) -> Callable[[float], None]:
     def sleep(seconds: float) -> None:
         cluster.now += seconds
@@ -283,6 +339,12 @@ def refused(*flags: str, **env: str) -> str:
         (["http://127.0.0.1:8265"], "No command given. Expected: "),
         (["http://127.0.0.1:8265", "--"], "No command given. Expected: "),
         (["http://127.0.0.1:8265", "python", "a.py"], "No command given. Expected: "),
+        (
+            ["http://h:1", "http://h:2", "--", "true"],
+            "2 addresses given (http://h:1, http://h:2); a job runs at one",
+        ),
+        (["http://h:1", "--", "a; b"], "'a; b' is in quotes, so that the shell looks for a program of that name; pass"),
+        (["http://h:1", "--", "python a.py"], "pass it by --command. Expected: raytf submit"),
         (["ray://127.0.0.1:10001", "--", "true"], "not a job server's address"),
         (["http://127.0.0.1:8265", "--env", "A", "--", "true"], "--env A: expected NAME=VALUE"),
         (["http://127.0.0.1:8265", "--max-resubmits", "-1", "--", "true"], "--max-resubmits -1: expected"),

@@ -410,7 +410,7 @@ def test_the_policies_give_no_more_than_is_needed():
 DEFECTS = {
     "aws": {"nightly-ray", "dashboard-open", "old-default-image", "workers-without-profile"},
     "gcp": {"nightly-ray", "dashboard-open", "gcp-place", "workers-without-profile"},
-    "azure": {"nightly-ray", "dashboard-open", "python-version", "cache-stopped-nodes"},
+    "azure": {"nightly-ray", "dashboard-open", "azure-place", "python-version", "cache-stopped-nodes"},
 }
 
 
