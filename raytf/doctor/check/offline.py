@@ -143,7 +143,7 @@ def _rooms(document: Document) -> list[NodeSupply]:
         if t.is_head:
             rooms.append(NodeSupply("head", 1, t.has("CPU"), t.has("GPU"), t.path))
         if t.most > 0:
-            rooms.append(NodeSupply(t.name, t.most, t.has("CPU"), t.has("GPU"), t.path))
+            rooms.append(NodeSupply(t.name, t.most, t.has("CPU"), t.has("GPU"), t.path, t.has("TPU")))
     return rooms
 
 

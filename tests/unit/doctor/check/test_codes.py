@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from raytf.doctor import machines
 from raytf.doctor.check import job_fit, offline, shell_commands
 from raytf.doctor.finding import Severity
 from raytf.doctor.local_environment import Surroundings
@@ -15,6 +16,7 @@ AWS, GCP, AZURE, LOCAL = (
     for name in ("aws-gpu-spot", "gcp-gpu-spot", "azure-gpu-spot", "local")
 )
 TPU = (ROOT / "tests/data/gcp_tpu.yaml").read_text()
+V5E = "acceleratorType: v5litepod-4\n      # The"
 KUBE = (ROOT / "cluster-configs/kuberay/base/raycluster.yaml").read_text()
 REDIS = (ROOT / "cluster-configs/kuberay/base/redis.yaml").read_text()
 JOB = (ROOT / "cluster-configs/kuberay/rayjob.yaml").read_text()
@@ -106,6 +108,9 @@ CASES = [
     ("mount-too-large", AWS, "  ~/raytf/raytf: raytf\n", "  ~/raytf/raytf: /\n"),
     ("gcp-machine", GCP, "      machineType: e2-standard-2\n", ""),
     ("gcp-gpu-twice", GCP, "machineType: n1-standard-4", "machineType: g2-standard-4"),
+    ("gcp-disk-type", GCP, "diskType: pd-balanced", "diskType: pd-standard"),
+    ("gcp-disk-type", GCP, "            diskType: pd-balanced\n", ""),
+    ("gcp-disk-type", TPU, "{diskSizeGb: 50, source", "{diskType: pd-ssd, diskSizeGb: 50, source"),
     ("gcp-spot-restart", GCP, "automaticRestart: false}", "automaticRestart: true}"),
     ("tpu-runtime", TPU, "      runtimeVersion: v2-alpha-tpuv5-lite\n      scheduling", "      scheduling"),
     ("tpu-type", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5lite-4\n      # The"),
@@ -118,6 +123,13 @@ CASES = [
     ("start-parameter", KUBE, "num-cpus:", "num-cpu:"),
     ("tpu-type", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5e_4\n      # The"),
     ("tpu-pod", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5litepod-64\n      # The"),
+    ("tpu-pod", TPU, V5E, "acceleratorConfig: {type: V4, topology: 2x2x2}\n      # The"),
+    ("tpu-count", TPU, V5E, "acceleratorConfig: {type: V5LITE_POD, topology: 2x4}\n      # The"),
+    ("tpu-type", TPU, V5E, "acceleratorConfig: {type: V4, topology: 2x2x1}\n      acceleratorType: v4-8\n      # The"),
+    ("tpu-type", TPU, V5E, "acceleratorConfig: {type: V4}\n      # The"),
+    ("tpu-type", TPU, V5E, "acceleratorConfig: {type: v4, topology: 2x2x1}\n      # The"),
+    ("tpu-type", TPU, V5E, "acceleratorConfig: {type: V3, topology: 2x2}\n      # The"),
+    ("tpu-type", TPU, V5E, "acceleratorConfig: {type: V6E, topology: 2-2}\n      # The"),
     (
         "azure-parameters",
         AZURE,
@@ -229,6 +241,44 @@ def test_a_mistake_of_a_fallback_is_said_where_it_is(here):
     )
     assert found.path == ("available_node_types", "gpu", "node_config", "fallback", 0, "InstanceType")
     assert found.line == 1 + AWS[: AWS.index("InstanceType: g5.xlarge")].count("\n")
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "chips"),
+    [
+        ({"type": "V4", "topology": "2x2x1"}, "v4-8", 4),
+        ({"type": "V5P", "topology": "2x2x1"}, "v5p-8", 4),
+        ({"type": "V5LITE_POD", "topology": "2x4"}, "v5litepod-8", 8),
+        ({"type": "V6E", "topology": "1x1"}, "v6e-1", 1),
+    ],
+)
+def test_the_chips_of_a_topology_are_counted_as_ray_counts_them(shape, kind, chips):
+    ray = pytest.importorskip("ray.autoscaler._private.gcp.config", reason="Google's client is not installed")
+    config = {"acceleratorConfig": shape}
+    assert machines.accelerator_type(config) == ray.tpu_accelerator_config_to_type(shape) == kind
+    assert machines.machine("gcp", config).tpus == ray._get_num_tpu_chips(config) == chips
+    assert machines.machine("gcp", config).usd == machines.machine("gcp", {"acceleratorType": kind}).usd > 0
+    assert (chips <= machines.tpus_of_host(kind.split("-")[0])) == ray._is_single_host_tpu(config)
+
+
+def test_a_topology_of_one_host_is_no_mistake(here):
+    assert codes(TPU.replace(V5E, "acceleratorConfig: {type: V4, topology: 2x2x1}\n      # The"), here) == set()
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ("--workers 1:4", {"job-no-tpu"}),
+        ("--workers 1:4 --no-use-gpu", {"job-no-tpu"}),
+        ("--workers 1:4 --use-gpu", {"job-no-gpu"}),
+        ("--strategy tpu", set()),
+    ],
+)
+def test_a_job_on_a_cluster_of_tpus(here, flags, found):
+    need = job_fit.parse(f"python jobs/mnist.py {flags} --storage gs://b/r")
+    assert codes(TPU, here, need) == found
+    mixed = TPU.replace(V5E.partition("\n")[0], "machineType: n1-standard-4", 1)
+    assert "job-no-tpu" not in codes(mixed, here, need)
 
 
 def test_a_pod_for_tpus_needs_its_node(here):
