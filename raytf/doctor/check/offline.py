@@ -17,6 +17,7 @@ from raytf.doctor.check import (
     kuberay,
     local_files,
     on_prem,
+    pins,
     schema,
     shell_commands,
     versions,
@@ -104,6 +105,7 @@ def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> I
     yield from _fallbacks(document, here, first)
     yield from shell_commands.check(document)
     yield from versions.check(document, here)
+    yield from pins.check(document, here)
     yield from local_files.check(document, here)
     yield from local_files.placeholders(document)
     rooms = _rooms(document)

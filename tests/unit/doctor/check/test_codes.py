@@ -97,6 +97,8 @@ CASES = [
     ("python-version", AWS, "setup_commands:\n", "setup_commands:\n  - conda create -y -n ray python=3.11\n"),
     ("ray-not-pinned", AWS, "setup_commands:\n", "setup_commands:\n  - pip install 'ray[default]>=2.9'\n"),
     ("ray-not-pinned", AWS, "setup_commands:\n", "setup_commands:\n  - pip3 install numpy ray~=2.9 rich\n"),
+    ("pins-differ", AWS, "setup_commands:\n", "setup_commands:\n  - pip install 'rich==13.1' numpy rich==14\n"),
+    ("pins-differ", GCP, "'.[all]' google-api-python-client", "'.[all]' google-api-python-client==2.1.0"),
     ("auth-mode", AWS, "RAY_AUTH_MODE=token RAY_", "RAY_AUTH_MODE=tokens RAY_"),
     ("auth-not-chosen", AWS, "RAY_AUTH_MODE=token RAY_", "RAY_AUTH_MODE=Disabled RAY_"),
     ("auth-not-chosen", GCP, "RAY_AUTH_MODE=token RAY_", "RAY_AUTH_MOD=token RAY_"),
@@ -200,6 +202,33 @@ def test_a_mistake_is_found_and_nothing_else(here, case):
 )
 def test_what_is_pinned_is_left_alone(here, command):
     assert codes(AWS.replace("setup_commands:\n", f"setup_commands:\n  - {command}\n", 1), here) == set()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pip install rich==13.1 && pip install --target other rich==14",
+        "pip install 'rich[jupyter]==13.1' rich==13.1.0",
+        "pip install 'rich==13.*' rich==13.1",
+        "pip install 'rich==13.1; python_version < \"3.12\"' 'rich==14; python_version >= \"3.12\"'",
+        "pip install -c nowhere.txt rich==13.1",
+    ],
+)
+def test_pins_that_pip_accepts(here, command):
+    text = AWS.replace("setup_commands:\n", f"setup_commands:\n  - >-\n    {command}\n", 1)
+    assert "pins-differ" not in codes(text, here)
+
+
+def test_a_pin_against_the_mounted_constraints(here, tmp_path):
+    (tmp_path / "pins.txt").write_text("# mine\nRich==14.0\nnumpy==2.1 ; python_version < '3'\n")
+    text = AWS.replace("file_mounts:\n", f"file_mounts:\n  ~/pins.txt: {tmp_path}/pins.txt\n")
+    for command, found in {
+        "rich==13.1": {"pins-differ"},
+        "rich==14": set(),
+        "numpy==2.0": set(),
+    }.items():
+        line = f"setup_commands:\n  - pip install -c ~/pins.txt {command}\n"
+        assert codes(text.replace("setup_commands:\n", line, 1), here) == found
 
 
 @pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
