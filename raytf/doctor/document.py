@@ -21,11 +21,13 @@ class Document:
         value: its content, with all keys converted to strings.
         lines: path -> line, counted from 1. A value in a mapping has the line of its key.
         odd_keys: paths of keys that YAML does not read as strings but, for example, as numbers.
+        is_ours: whether raytf's own node provider reads the file; `fallbacks.as_cloud` sets it.
     """
 
     value: Any
     lines: dict[Path, int] = field(default_factory=dict)
     odd_keys: tuple[Path, ...] = ()
+    is_ours: bool = False
 
     def line(self, path: Path) -> int | None:
         """Return the line of a path, or of the nearest part of it that exists."""

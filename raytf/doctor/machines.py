@@ -8,6 +8,7 @@ price is unknown.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -110,9 +111,30 @@ def _with_attached(machine: Machine, config: dict[str, Any]) -> Machine:
     return Machine(machine.name, machine.cpus, machine.memory_gib, gpus, kind, usd)
 
 
+def accelerator_type(config: dict[str, Any]) -> str | None:
+    """Return a TPU's type, such as v4-8, which acceleratorType names or Ray derives from acceleratorConfig.
+
+    See `tpu_accelerator_config_to_type` in ray/autoscaler/_private/gcp/config.py.
+    """
+    name, shape = config.get("acceleratorType"), config.get("acceleratorConfig")
+    if name is not None or not isinstance(shape, dict):
+        return name if isinstance(name, str) else None
+    generation = str(shape.get("type")).lower().replace("v5lite_pod", "v5litepod")
+    topology = str(shape.get("topology"))
+    if not re.fullmatch(r"\d+x\d+(x\d+)?", topology):
+        return None
+    _, cores = _TPUS.get(generation, (0, 2))
+    return f"{generation}-{math.prod(map(int, topology.split('x'))) * cores}"
+
+
+def tpus_of_host(generation: str) -> int:
+    """Return the most chips of one host (`get_num_tpu_visible_chips_per_host` in ray/_private/accelerators/tpu.py)."""
+    return 8 if generation in ("v5litepod", "v6e") else 4
+
+
 def _tpu(config: dict[str, Any]) -> Machine | None:
-    name = config.get("acceleratorType")
-    match = re.fullmatch(r"(v\d\w*)-(\d+)", name) if isinstance(name, str) else None
+    name = accelerator_type(config)
+    match = re.fullmatch(r"(v\d\w*)-(\d+)", name) if name else None
     if not match or match[1] not in _TPUS:
         return None
     price, cores = _TPUS[match[1]]

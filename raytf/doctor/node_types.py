@@ -68,7 +68,7 @@ class NodeType:
             return self.resources[resource]
         if self.machine is None:
             return 0
-        return {"CPU": self.machine.cpus, "GPU": self.machine.gpus}.get(resource, 0)
+        return {"CPU": self.machine.cpus, "GPU": self.machine.gpus, "TPU": self.machine.tpus}.get(resource, 0)
 
 
 def node_types(document: Document) -> list[NodeType]:

@@ -292,8 +292,24 @@ def _passes(instance: dict[str, Any], wanted: str) -> bool:
 
 _LABEL_KEY, _LABEL_VALUE = re.compile(r"[a-z][a-z0-9_-]{0,62}"), re.compile(r"[a-z0-9_-]{0,63}")
 
-#: Families of machines that refuse `pd-standard`, which is taken where a disk names no type.
-_WITHOUT_STANDARD_DISKS = ("a3-", "a4-", "c3-", "c4-", "g2-", "g4-", "h3-", "n4-")
+_BALANCED, _SSD, _STANDARD, _HYPER = "pd-balanced", "pd-ssd", "pd-standard", "hyperdisk-balanced"
+#: Family of machines -> the boot disks that it takes, the first of them where a disk names no type. For G2 that is one
+#: it refuses. The rows: cloud.google.com/compute/docs/disks/persistent-disks and .../hyperdisks. What a disk without a
+#: type is: diskType in the discovery document.
+BOOT_DISKS = {
+    "a2": (_STANDARD, _BALANCED, _SSD),
+    "a3": (_HYPER, _BALANCED, _SSD),
+    "a4": (_HYPER,),
+    "c3": (_BALANCED, _SSD, _HYPER),
+    "c4": (_HYPER,),
+    "e2": (_STANDARD, _BALANCED, _SSD),
+    "g2": (_BALANCED, _SSD),
+    "g4": (_HYPER,),
+    "h3": (_HYPER, _BALANCED),
+    "n1": (_STANDARD, _BALANCED, _SSD),
+    "n2": (_STANDARD, _BALANCED, _SSD, "pd-extreme"),
+    "n4": (_HYPER,),
+}
 
 
 def _prose(body: dict[str, Any], zone: str, accounts: list[str]) -> Iterator[str]:
@@ -322,13 +338,19 @@ def _prose(body: dict[str, Any], zone: str, accounts: list[str]) -> Iterator[str
         yield f"[{machine[2]}, nvidia-tesla-t4] features are not compatible for creating instance."
     if not any(disk.get("boot") for disk in body.get("disks", [])):
         yield "Invalid value for field 'resource.disks': ''. A boot disk must be specified."
-    # cloud.google.com/compute/docs/disks#disk-types
     for disk in body.get("disks", []):
-        kind = disk.get("initializeParams", {}).get("diskType", f"zones/{zone}/diskTypes/pd-standard")
-        if not kind.startswith(f"zones/{zone}/diskTypes/"):
-            yield f"Invalid value for field 'resource.disks[0].initializeParams.diskType': '{kind}'."
-        elif kind.endswith("/pd-standard") and machine[2].startswith(_WITHOUT_STANDARD_DISKS):
-            yield f"[pd-standard, {machine[2]}] features are not compatible for creating instance."
+        yield from boot_disk(disk, machine[2], zone)
     for account in body.get("serviceAccounts", []):
         if account["email"] not in accounts:
             yield f"The resource '{account['email']}' of type 'serviceAccount' was not found."
+
+
+def boot_disk(disk: dict[str, Any], machine: str, zone: str) -> Iterator[str]:
+    """Why a machine does not start from a disk."""
+    accepted = BOOT_DISKS[machine.partition("-")[0]]
+    default = _STANDARD if machine.startswith("g2-") else accepted[0]
+    kind = disk.get("initializeParams", {}).get("diskType", f"zones/{zone}/diskTypes/{default}")
+    if not kind.startswith(f"zones/{zone}/diskTypes/"):
+        yield f"Invalid value for field 'resource.disks[0].initializeParams.diskType': '{kind}'."
+    elif disk.get("boot") and kind.rpartition("/")[2] not in accepted:
+        yield f"[{kind.rpartition('/')[2]}, {machine}] features are not compatible for creating instance."

@@ -29,7 +29,8 @@ def as_cloud(document: Document, all_zones: bool = False) -> Document:
     changed = {key: value for key, value in provider.items() if key not in own} | {"type": cloud}
     if cloud == "gcp" and not all_zones and isinstance(provider.get("availability_zone"), str):
         changed["availability_zone"] = provider["availability_zone"].split(",")[0].strip()
-    return replace(document, value={**document.value, "provider": changed})
+    is_ours = str(provider.get("module")) in fallback.MODULES
+    return replace(document, value={**document.value, "provider": changed}, is_ours=is_ours)
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:

@@ -51,6 +51,18 @@ _GOOD_IMAGE = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu
 _RETIRED_IMAGES = re.compile(r"ubuntu-(1604|1804|2004)|ubuntu-16|ubuntu-18|tf-?1-|debian-9|common-cu(8|9|10|11)\d*")
 _ACCELERATOR = re.compile(r"(nvidia-)?(tesla-)?(t4|v100|p100|p4|k80)", re.I)
 _LEAST_GB, _GPU_GB = 20, 50
+#: Machine family, or machine -> the types of Persistent Disk that it can boot from; () means Hyperdisk alone. Families
+#: that accept all types, or for which sources differ, are left out. The tables of machine series in Google's pages
+#: cloud.google.com/compute/docs/disks/persistent-disks and .../disks/hyperdisks, as copied on 2026-09-15 by
+#: github.com/i-gofman/gke-mixed-generation-storage; accelerators as in GKE's cluster autoscaler and SkyPilot.
+_BOOT_DISKS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("a3", "c3", "c3d", "g2"), ("pd-balanced", "pd-ssd")),
+    "h3": ("pd-balanced",),
+    **dict.fromkeys(("a3-ultragpu", "a4", "a4x", "c4", "c4a", "c4d", "g4", "h4d", "m4", "n4", "n4a", "n4d", "x4"), ()),
+}
+#: The families above whose disks without a diskType are pd-standard. The default of the others is one that they accept
+#: (Compute Engine's discovery document, AttachedDiskInitializeParams.diskType, revision 20261106).
+_STANDARD_BY_DEFAULT = ("g2",)
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:
@@ -63,7 +75,7 @@ def check(document: Document) -> Iterator[ConfigFinding]:
             why = "Ray labels each instance with it, and Google refuses labels with capitals, dots or spaces."
             yield error("gcp-name", t.path, what, why, fix)
         if "machineType" in t.config or "sourceInstanceTemplate" in t.config:
-            yield from _compute(t, path)
+            yield from _compute(t, path, document)
         elif {"acceleratorType", "acceleratorConfig"} & t.config.keys():
             yield from _tpu(t, path)
         else:
@@ -96,7 +108,7 @@ def _place(document: Document) -> Iterator[ConfigFinding]:
         yield error("gcp-name", ("cluster_name",), what, why, fix)
 
 
-def _compute(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
+def _compute(t: NodeType, path: Path, document: Document) -> Iterator[ConfigFinding]:
     yield from _unknown(t.config, _INSTANCE, path, "Compute Engine")
     scheduling, where = t.config.get("scheduling"), (*path, "scheduling")
     if isinstance(scheduling, list):
@@ -111,7 +123,7 @@ def _compute(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
         yield refuses_nodes("Google", "gcp-spot-restart", (*where, "automaticRestart"), what, fix)
     if t.market == "spot" and t.is_head:
         yield spot_head(where, "Google", "scheduling")
-    yield from _disks(t, path)
+    yield from _disks(t, path, document)
     if not t.is_head and t.most > 0 and "serviceAccounts" not in t.config and "sourceInstanceTemplate" not in t.config:
         yield warning(
             "workers-without-profile",
@@ -149,7 +161,7 @@ def _gpus(t: NodeType, scheduling: dict[str, Any], path: Path, where: Path) -> I
             yield refuses_nodes("Google", "gcp-accelerator", (*place, "acceleratorType"), what, fix)
 
 
-def _disks(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
+def _disks(t: NodeType, path: Path, document: Document) -> Iterator[ConfigFinding]:
     disks = t.config.get("disks")
     for i, disk in enumerate(disks if isinstance(disks, list) else ()):
         first = disk.get("initializeParams") if isinstance(disk, dict) else None
@@ -163,6 +175,27 @@ def _disks(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
         if disk.get("boot"):
             size = first.get("diskSizeGb")
             yield from small_disk(t, (*inner, "diskSizeGb"), size, (_LEAST_GB, _GPU_GB), "GB", "Google")
+            yield from _boot_disk(t, first, inner, document)
+
+
+def _boot_disk(t: NodeType, disk: dict[str, Any], path: Path, document: Document) -> Iterator[ConfigFinding]:
+    """Find a type of boot disk that the machine refuses, and one that only raytf's provider completes to a URL."""
+    machine = str(t.config.get("machineType", "")).rsplit("/", 1)[-1]
+    family, _, size = machine.partition("-")
+    accepted = _BOOT_DISKS.get(f"{family}-{size.partition('-')[0]}", _BOOT_DISKS.get(family))
+    given = disk.get("diskType") or ("pd-standard" if family in _STANDARD_BY_DEFAULT else "")
+    kind, zone = str(given).rsplit("/", 1)[-1], document.get("provider", "availability_zone")
+    where = "" if document.is_ours else f"zones/{zone}/diskTypes/"
+    path = (*path, "diskType") if "diskType" in disk else path
+    if accepted is not None and kind.startswith("pd-") and kind not in accepted:
+        default = "" if disk.get("diskType") else ", which is the default without a diskType"
+        what = f"{machine} cannot boot from {kind}{default}"
+        reason = f"[{kind}, {machine}] features are not compatible for creating instance"
+        fix = f"Write diskType: {where}{accepted[0] if accepted else 'hyperdisk-balanced'}."
+        yield refuses_nodes("Google", "gcp-disk-type", path, what, fix, reason)
+    elif kind and kind == given and not document.is_ours:
+        what, fix = f"diskType {kind!r} is not a URL, as Ray's own provider needs", f"Write {where}{kind}."
+        yield refuses_nodes("Google", "gcp-disk-type", path, what, fix, "Invalid value for field 'diskType'")
 
 
 def _tpu(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
@@ -170,30 +203,55 @@ def _tpu(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     if "runtimeVersion" not in t.config:
         fix = "Add runtimeVersion: v2-alpha-tpuv5-lite, or that of your generation."
         yield refuses_nodes("Google", "tpu-runtime", path, f"type {t.name!r} has no runtimeVersion", fix)
-    kind = t.config.get("acceleratorType")
-    generation = kind.rpartition("-")[0] if isinstance(kind, str) else ""
-    chips = t.machine.tpus if t.machine is not None else 0
-    if isinstance(kind, str) and (
+    shape = t.config.get("acceleratorConfig")
+    wrong_shape = list(_tpu_shape(t.config, shape, path)) if shape is not None else []
+    if wrong_shape:
+        yield from wrong_shape
+        return
+    key, kind = "acceleratorType" if shape is None else "acceleratorConfig", machines.accelerator_type(t.config)
+    generation = kind.rpartition("-")[0] if kind else ""
+    chips, of_host = t.machine.tpus if t.machine is not None else 0, machines.tpus_of_host(generation)
+    if kind and (
         not re.fullmatch(r"(v|tpu)\d+[a-zA-Z]*-\d+", kind)
         # Newer generations are accepted, since the table may be older than they are.
         or (re.match(r"v[2-6]", generation) and generation not in machines.TPU_GENERATIONS)
     ):
         what, fix = f"{kind!r} is not a type of TPU", "Write one such as v4-8, v5litepod-4 or v6e-4."
-        yield stops_ray_up("tpu-type", (*path, "acceleratorType"), what, fix, "ValueError")
-    elif chips > 8:
+        yield stops_ray_up("tpu-type", (*path, key), what, fix, "ValueError")
+    elif chips > of_host:
         what = f"{kind} has {chips} chips on several hosts"
         why = "Ray starts such a slice, but its autoscaler does not treat the hosts as one, which a job needs."
         fix = "Use a slice with one host: up to v5litepod-8, v6e-8 or v4-8."
-        yield warning("tpu-pod", (*path, "acceleratorType"), what, why, fix)
+        yield warning("tpu-pod", (*path, key), what, why, fix)
     declared = t.resources.get("TPU")
-    if t.machine is not None and chips <= 8 and declared not in (None, chips):
-        what = f"TPU: {declared:g} on {kind}, which has {chips}"
+    if t.machine is not None and chips <= of_host and declared not in (None, chips):
+        what = f"TPU: {declared:g} on {kind}, which has {chips} chips"
         why = "Ray starts nodes for jobs that then do not fit, or leaves the other chips unused."
         yield error("tpu-count", (*t.path, "resources", "TPU"), what, why, f"Write TPU: {chips}.")
     if t.is_head:
         why = "The head runs as long as the cluster, so you pay for that TPU all the time."
         fix = "Use a machine such as e2-standard-4 for the head."
         yield warning("gpu-head", path, "the head is a TPU", why, fix)
+
+
+def _tpu_shape(config: dict[str, Any], shape: object, path: Path) -> Iterator[ConfigFinding]:
+    """Find an acceleratorConfig that Ray refuses (`_validate_tpu_config` in ray/autoscaler/_private/gcp/config.py)."""
+    given = shape if isinstance(shape, dict) else {}
+    kind, topology = given.get("type"), given.get("topology")
+    if "acceleratorType" in config:
+        what, fix = "acceleratorType and acceleratorConfig exclude each other", "Delete one of them."
+    elif kind is None or topology is None:
+        what, fix = "acceleratorConfig needs a type and a topology", "Write {type: V4, topology: 2x2x1}."
+    elif kind != "V5LITE_POD" and not re.fullmatch(r"V\d+[a-zA-Z]*", str(kind)):
+        what, fix = f"type {kind!r} is not a generation of TPUs", "Write V4, V5P, V5LITE_POD or V6E, in large letters."
+    elif kind in ("V2", "V3"):
+        what = f"Ray accepts no acceleratorConfig for {kind}"
+        fix = f"Write an acceleratorType, such as {str(kind).lower()}-8, instead."
+    elif not re.fullmatch(r"\d+x\d+(x\d+)?", str(topology)):
+        what, fix = f"topology {topology!r} is not a shape", "Write one such as 2x2x1 for V4 or 2x4 for V6E."
+    else:
+        return
+    yield stops_ray_up("tpu-type", (*path, "acceleratorConfig"), what, fix, "ValueError")
 
 
 def _unknown(config: dict[str, Any], known: set[str], path: Path, owner: str) -> Iterator[ConfigFinding]:

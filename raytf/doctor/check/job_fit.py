@@ -29,6 +29,7 @@ class JobNeeds:
         storage: URI or folder of its runs.
         share: the share of a GPU that each worker needs, if it needs one.
         helpers: processes that need one CPU each beside the workers: parameter servers and their coordinator.
+        tpu: whether its workers use TPUs.
     """
 
     least: int
@@ -38,6 +39,7 @@ class JobNeeds:
     storage: str
     helpers: int = 0
     share: float = 1.0
+    tpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class NodeSupply:
     cpus: float
     gpus: float
     path: Path = ()
+    tpus: float = 0
 
 
 def parse(command: str) -> JobNeeds:
@@ -80,16 +83,17 @@ def parse(command: str) -> JobNeeds:
     least, most = worker_range(way, ClusterSection(workers=_flag(words, "--workers")))
     cpus = _flag(words, "--cpus-per-worker")
     gpu: bool | None = None
+    tpu = strategy == "tpu"
     if "--no-use-gpu" in words or _flag(words, "--use-gpu") == "False":
         gpu = False
     elif "--use-gpu" in words:
         gpu = True
-    if way.logical_devices is not None or strategy == "tpu":
-        gpu = False  # logical devices are CPUs, and TPUs are not checked here
+    if way.logical_devices is not None or tpu:
+        gpu = False  # logical devices are CPUs, and the number of TPUs is not checked here
     try:
         each = float(cpus or cluster.cpus) * (way.logical_devices or 1)
         share = float(_flag(words, "--gpus-per-worker") or cluster.gpus_per_worker)
-        return JobNeeds(least, most, each, gpu, _flag(words, "--storage") or run.storage, way.helpers, share)
+        return JobNeeds(least, most, each, gpu, _flag(words, "--storage") or run.storage, way.helpers, share, tpu)
     except ValueError:
         raise ConfigError("--job: --cpus-per-worker and --gpus-per-worker: expected numbers.") from None
 
@@ -115,6 +119,7 @@ def check(
         where: the path in the document that limits the cluster's size.
         most_nodes: the most worker nodes of all kinds together, or None for no limit.
     """
+    yield from _unused_tpus(need, rooms, where)
     gpus = any(room.gpus for room in rooms)
     gpu = need.gpu if need.gpu is not None else gpus
     if gpu and not gpus:
@@ -144,6 +149,16 @@ def check(
         why = "Other nodes cannot read it, and it disappears with the head: checkpoints are lost."
         fix = "Pass --storage s3://BUCKET/runs (or gs://, az://), or a folder that all nodes mount."
         yield error("job-storage", where, what, why, fix)
+
+
+def _unused_tpus(need: JobNeeds, rooms: Sequence[NodeSupply], where: Path) -> Iterator[ConfigFinding]:
+    """Find a job that does not ask for the TPUs that all workers of the cluster have."""
+    workers = [room for room in rooms if room.name != "head"]
+    if workers and all(room.tpus for room in workers) and not need.tpu and need.gpu is not True:
+        what = "all worker nodes have TPUs, and the job does not pass --strategy tpu"
+        why = "It trains on the CPUs of these nodes, and you pay for TPUs that it does not use."
+        fix = "Pass --strategy tpu to the job, or use machines without TPUs."
+        yield warning("job-no-tpu", where, what, why, fix)
 
 
 def _workers(room: NodeSupply, need: JobNeeds, gpu: bool) -> int:

@@ -19,6 +19,7 @@ from raytf.doctor.check import (
     kuberay,
     local_files,
     on_prem,
+    pins,
     schema,
     shell_commands,
     versions,
@@ -109,6 +110,7 @@ def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> I
     yield from _fallbacks(document, here, first)
     yield from shell_commands.check(document)
     yield from versions.check(document, here)
+    yield from pins.check(document, here)
     yield from local_files.check(document, here)
     yield from local_files.placeholders(document)
     rooms = _rooms(document)
@@ -148,7 +150,7 @@ def _rooms(document: Document) -> list[NodeSupply]:
         if t.is_head:
             rooms.append(NodeSupply("head", 1, t.has("CPU"), t.has("GPU"), t.path))
         if t.most > 0:
-            rooms.append(NodeSupply(t.name, t.most, t.has("CPU"), t.has("GPU"), t.path))
+            rooms.append(NodeSupply(t.name, t.most, t.has("CPU"), t.has("GPU"), t.path, t.has("TPU")))
     return rooms
 
 

@@ -337,7 +337,7 @@ def _google_tpus(google: GoogleAccount, zone: str, name: str) -> Iterator[LeftRe
     for node in google.api("tpu").pages(f"/projects/{google.project}/locations/{zone}/nodes", "nodes"):
         if node.get("labels", {}).get(CLUSTER_TAG) != name:
             continue
-        short, kind, state = node["name"].rpartition("/")[2], node.get("acceleratorType", ""), node.get("state", "?")
-        usd = None if state in ("STOPPED", "PREEMPTED", "TERMINATED") else _usd("gcp", {"acceleratorType": kind})
+        short, state = node["name"].rpartition("/")[2], node.get("state", "?")
+        usd = None if state in ("STOPPED", "PREEMPTED", "TERMINATED") else _usd("gcp", node)
         remove = f"gcloud compute tpus tpu-vm delete {short} {_where(google, zone)} --quiet"
-        yield LeftResource("TPU", short, state, usd, remove, kind)
+        yield LeftResource("TPU", short, state, usd, remove, machines.accelerator_type(node) or "")

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from raytf.cluster.providers import fallback
+from raytf.doctor import machines
 from raytf.doctor.check.job_fit import JobNeeds
 from raytf.doctor.clouds import rest
 from raytf.doctor.clouds.rest import GoogleAccount, NoCredentials, RestError
@@ -199,7 +200,7 @@ def _in_zone(google: GoogleAccount, zone: str, types: Sequence[NodeType]) -> Ite
 def _tpu(google: GoogleAccount, t: NodeType, zone: str) -> Iterator[ConfigFinding]:
     base = f"/projects/{google.project}/locations/{zone}"
     for key, lists in (("acceleratorType", "accelerator-types"), ("runtimeVersion", "versions")):
-        name = t.config.get(key)
+        name = machines.accelerator_type(t.config) if key == "acceleratorType" else t.config.get(key)
         if isinstance(name, str) and google.api("tpu").find(f"{base}/{key}s/{name}") is None:
             what, fix = f"Cloud TPU has no {name} in {zone}", f"See `gcloud compute tpus {lists} list --zone {zone}`."
             yield refuses_nodes("Google", "accelerator-not-offered", (*t.path, "node_config", key), what, fix)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from raytf.doctor import machines
 from raytf.doctor.check import job_fit, offline, shell_commands
 from raytf.doctor.finding import Severity
 from raytf.doctor.local_environment import Surroundings
@@ -15,6 +16,7 @@ AWS, GCP, AZURE, LOCAL = (
     for name in ("aws-gpu-spot", "gcp-gpu-spot", "azure-gpu-spot", "local")
 )
 TPU = (ROOT / "tests/data/gcp_tpu.yaml").read_text()
+V5E = "acceleratorType: v5litepod-4\n      # The"
 KUBE = (ROOT / "cluster-configs/kuberay/base/raycluster.yaml").read_text()
 REDIS = (ROOT / "cluster-configs/kuberay/base/redis.yaml").read_text()
 JOB = (ROOT / "cluster-configs/kuberay/rayjob.yaml").read_text()
@@ -96,6 +98,8 @@ CASES = [
     ("python-version", AWS, "setup_commands:\n", "setup_commands:\n  - conda create -y -n ray python=3.11\n"),
     ("ray-not-pinned", AWS, "setup_commands:\n", "setup_commands:\n  - pip install 'ray[default]>=2.9'\n"),
     ("ray-not-pinned", AWS, "setup_commands:\n", "setup_commands:\n  - pip3 install numpy ray~=2.9 rich\n"),
+    ("pins-differ", AWS, "setup_commands:\n", "setup_commands:\n  - pip install 'rich==13.1' numpy rich==14\n"),
+    ("pins-differ", GCP, "'.[all]' google-api-python-client", "'.[all]' google-api-python-client==2.1.0"),
     ("auth-mode", AWS, "RAY_AUTH_MODE=token RAY_", "RAY_AUTH_MODE=tokens RAY_"),
     ("auth-not-chosen", AWS, "RAY_AUTH_MODE=token RAY_", "RAY_AUTH_MODE=Disabled RAY_"),
     ("auth-not-chosen", GCP, "RAY_AUTH_MODE=token RAY_", "RAY_AUTH_MOD=token RAY_"),
@@ -107,6 +111,9 @@ CASES = [
     ("mount-too-large", AWS, "  ~/raytf/raytf: raytf\n", "  ~/raytf/raytf: /\n"),
     ("gcp-machine", GCP, "      machineType: e2-standard-2\n", ""),
     ("gcp-gpu-twice", GCP, "machineType: n1-standard-4", "machineType: g2-standard-4"),
+    ("gcp-disk-type", GCP, "diskType: pd-balanced", "diskType: pd-standard"),
+    ("gcp-disk-type", GCP, "            diskType: pd-balanced\n", ""),
+    ("gcp-disk-type", TPU, "{diskSizeGb: 50, source", "{diskType: pd-ssd, diskSizeGb: 50, source"),
     ("gcp-spot-restart", GCP, "automaticRestart: false}", "automaticRestart: true}"),
     ("tpu-runtime", TPU, "      runtimeVersion: v2-alpha-tpuv5-lite\n      scheduling", "      scheduling"),
     ("tpu-type", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5lite-4\n      # The"),
@@ -119,6 +126,13 @@ CASES = [
     ("start-parameter", KUBE, "num-cpus:", "num-cpu:"),
     ("tpu-type", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5e_4\n      # The"),
     ("tpu-pod", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5litepod-64\n      # The"),
+    ("tpu-pod", TPU, V5E, "acceleratorConfig: {type: V4, topology: 2x2x2}\n      # The"),
+    ("tpu-count", TPU, V5E, "acceleratorConfig: {type: V5LITE_POD, topology: 2x4}\n      # The"),
+    ("tpu-type", TPU, V5E, "acceleratorConfig: {type: V4, topology: 2x2x1}\n      acceleratorType: v4-8\n      # The"),
+    ("tpu-type", TPU, V5E, "acceleratorConfig: {type: V4}\n      # The"),
+    ("tpu-type", TPU, V5E, "acceleratorConfig: {type: v4, topology: 2x2x1}\n      # The"),
+    ("tpu-type", TPU, V5E, "acceleratorConfig: {type: V3, topology: 2x2}\n      # The"),
+    ("tpu-type", TPU, V5E, "acceleratorConfig: {type: V6E, topology: 2-2}\n      # The"),
     (
         "azure-parameters",
         AZURE,
@@ -191,6 +205,33 @@ def test_what_is_pinned_is_left_alone(here, command):
     assert codes(AWS.replace("setup_commands:\n", f"setup_commands:\n  - {command}\n", 1), here) == set()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pip install rich==13.1 && pip install --target other rich==14",
+        "pip install 'rich[jupyter]==13.1' rich==13.1.0",
+        "pip install 'rich==13.*' rich==13.1",
+        "pip install 'rich==13.1; python_version < \"3.12\"' 'rich==14; python_version >= \"3.12\"'",
+        "pip install -c nowhere.txt rich==13.1",
+    ],
+)
+def test_pins_that_pip_accepts(here, command):
+    text = AWS.replace("setup_commands:\n", f"setup_commands:\n  - >-\n    {command}\n", 1)
+    assert "pins-differ" not in codes(text, here)
+
+
+def test_a_pin_against_the_mounted_constraints(here, tmp_path):
+    (tmp_path / "pins.txt").write_text("# mine\nRich==14.0\nnumpy==2.1 ; python_version < '3'\n")
+    text = AWS.replace("file_mounts:\n", f"file_mounts:\n  ~/pins.txt: {tmp_path}/pins.txt\n")
+    for command, found in {
+        "rich==13.1": {"pins-differ"},
+        "rich==14": set(),
+        "numpy==2.0": set(),
+    }.items():
+        line = f"setup_commands:\n  - pip install -c ~/pins.txt {command}\n"
+        assert codes(text.replace("setup_commands:\n", line, 1), here) == found
+
+
 @pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
 def test_a_count_without_end_against_a_job(here, value):
     text = AWS.replace('{"CPU": 4, "GPU": 1}', f'{{"CPU": {value}, "GPU": {value}}}')
@@ -248,6 +289,44 @@ def test_a_head_that_could_not_end_itself_is_found(here, code, text, edits):
         text = text.replace(old, new, 1)
     assert code not in codes(text, here)
     assert code in codes(text.replace("\nprovider:\n", "\nprovider:\n  autostop: 15m\n", 1), here)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "chips"),
+    [
+        ({"type": "V4", "topology": "2x2x1"}, "v4-8", 4),
+        ({"type": "V5P", "topology": "2x2x1"}, "v5p-8", 4),
+        ({"type": "V5LITE_POD", "topology": "2x4"}, "v5litepod-8", 8),
+        ({"type": "V6E", "topology": "1x1"}, "v6e-1", 1),
+    ],
+)
+def test_the_chips_of_a_topology_are_counted_as_ray_counts_them(shape, kind, chips):
+    ray = pytest.importorskip("ray.autoscaler._private.gcp.config", reason="Google's client is not installed")
+    config = {"acceleratorConfig": shape}
+    assert machines.accelerator_type(config) == ray.tpu_accelerator_config_to_type(shape) == kind
+    assert machines.machine("gcp", config).tpus == ray._get_num_tpu_chips(config) == chips
+    assert machines.machine("gcp", config).usd == machines.machine("gcp", {"acceleratorType": kind}).usd > 0
+    assert (chips <= machines.tpus_of_host(kind.split("-")[0])) == ray._is_single_host_tpu(config)
+
+
+def test_a_topology_of_one_host_is_no_mistake(here):
+    assert codes(TPU.replace(V5E, "acceleratorConfig: {type: V4, topology: 2x2x1}\n      # The"), here) == set()
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ("--workers 1:4", {"job-no-tpu"}),
+        ("--workers 1:4 --no-use-gpu", {"job-no-tpu"}),
+        ("--workers 1:4 --use-gpu", {"job-no-gpu"}),
+        ("--strategy tpu", set()),
+    ],
+)
+def test_a_job_on_a_cluster_of_tpus(here, flags, found):
+    need = job_fit.parse(f"python jobs/mnist.py {flags} --storage gs://b/r")
+    assert codes(TPU, here, need) == found
+    mixed = TPU.replace(V5E.partition("\n")[0], "machineType: n1-standard-4", 1).replace(', "TPU": 4', "", 1)
+    assert "job-no-tpu" not in codes(mixed, here, need)
 
 
 def test_a_pod_for_tpus_needs_its_node(here):
