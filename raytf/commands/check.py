@@ -120,8 +120,13 @@ def _document(name: str, checked: Checked) -> dict[str, Any]:
         asdict(f) | {"severity": f.severity.value, "place": place(f.path), "path": list(f.path)}
         for f in report.findings
     ]
-    cost = None if report.cost is None else asdict(report.cost) | {"spot_now": dict(checked.spot)}
+    cost = None if report.cost is None else _cost(report.cost, dict(checked.spot))
     return {"file": name, "findings": rows, "notes": list(checked.notes), "cost": cost}
+
+
+def _cost(cost: Cost, spot: dict[str, float]) -> dict[str, Any]:
+    lines = [line._asdict() for line in cost.lines]
+    return asdict(cost) | {"lines": lines, "spot_now": spot, "and_more": bool(cost.unknown)}
 
 
 def _print(name: str, checked: Checked) -> None:
@@ -145,19 +150,23 @@ def _print(name: str, checked: Checked) -> None:
 def _print_cost(cost: Cost, spot: dict[str, float]) -> None:
     rows = [
         (
-            name,
-            machine,
-            "?" if usd is None else f"{usd:.4f}",
-            f"{market}, now {spot[name]:.4f}" if name in spot else market,
-            str(least),
-            str(most),
+            f"    {line.name}",
+            line.machine,
+            "?" if line.usd is None else f"{line.usd:.4f}",
+            "?" if line.disks is None else f"{line.disks:.4f}",
+            f"{line.address:.4f}",
+            f"{line.market}, now {spot[line.name]:.4f}" if line.name in spot else line.market,
+            str(line.least),
+            str(line.most),
         )
-        for name, machine, usd, market, least, most in cost.lines
+        for line in cost.lines
     ]
-    show(("    type", "machine", "USD/h", "market", "min", "max"), [(f"    {r[0]}", *r[1:]) for r in rows])
+    show(("    type", "machine", "USD/h", "disks", "address", "market", "min", "max"), rows)
+    bounds = dict.fromkeys(f"{usd:.2f}" for usd in (cost.least, cost.most))
+    more = " and more" if cost.unknown else ""
     cheaper = "; spot nodes usually cost a third to two thirds of that, never more" if cost.spot and not spot else ""
     unknown = f"; no price is known for {', '.join(cost.unknown)}" if cost.unknown else ""
-    say(f"    {cost.least:.2f} to {cost.most:.2f} USD an hour, list prices of {cost.prices_of}{cheaper}{unknown}")
+    say(f"    {' to '.join(bounds)} USD an hour{more}, list prices of {cost.prices_of}{cheaper}{unknown}")
     if cost.traffic is not None:
         say(
             f"    gradients between {cost.traffic.zones} zones: up to {cost.traffic.usd:.2f} USD an hour more, with "

@@ -12,8 +12,9 @@ from raytf.commands._table import show
 from raytf.commands.check import trusted
 from raytf.config.terminal_text import say
 from raytf.doctor import inputs, local_environment
+from raytf.doctor.disks import HOURS
 from raytf.doctor.leftovers import report
-from raytf.doctor.leftovers.resource import HOURS, Leftovers
+from raytf.doctor.leftovers.resource import Leftovers
 from raytf.doctor.machines import PRICES_OF
 from raytf.errors import ConfigError
 

@@ -1,8 +1,16 @@
 """The clouds' machines: a small, dated table of their CPUs, GPUs, memory and list prices.
 
 `machines.csv` holds on-demand list prices for Linux, without tax, disks and traffic, in us-east-1 (AWS), us-central1
-(Google Cloud) and East US (Azure), as of the month in `PRICES_OF`. Other regions differ by up to a third. An empty
-price is unknown.
+(Google Cloud) and East US (Azure). Other regions differ by up to a third. An empty price is unknown: a machine that is
+sold for reserved hours alone, or one that its cloud has retired. The prices are those that three open-source
+autoscalers fetched from the clouds' price lists:
+
+- AWS, 20 July 2026: aws/karpenter-provider-aws 6fc13b5, pkg/providers/pricing/zz_generated.pricing_aws.go
+- Azure, 18 June 2026: Azure/karpenter-provider-azure 2b431da, pkg/providers/pricing/zz_generated.pricing.go
+  (its Standard_D2as_v5 is the price of Windows, and not taken)
+- Google Cloud, 3 August 2026: cloudpilot-ai/karpenter-provider-gcp 373e2ba, pkg/providers/pricing/initial-prices.json
+
+The prices of attached GPUs and of TPUs below are of June 2025.
 """
 
 from __future__ import annotations
@@ -17,8 +25,8 @@ from typing import Any
 
 from raytf.doctor.finding import Path
 
-#: Month of the prices in machines.csv and below.
-PRICES_OF = "2025-06"
+#: Month of the prices in machines.csv, within a month.
+PRICES_OF = "2026-07"
 #: GPU that Google Cloud attaches to a machine -> US dollars per GPU and hour.
 _ATTACHED = {"T4": 0.35, "P4": 0.60, "P100": 1.46, "V100": 2.48, "K80": 0.45}
 #: TPU generation -> US dollars per chip and hour, and how many cores the machine's name counts per chip.

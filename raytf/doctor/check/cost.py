@@ -1,22 +1,47 @@
-"""Estimates a cluster's cost per hour from the dated prices in machines.py, and the cost of traffic between zones."""
+"""Estimates a cluster's cost per hour from the dated prices in machines.py and disks.py, and that of traffic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from raytf.cluster.providers import fallback
+from raytf.doctor import disks
 from raytf.doctor.check.fallbacks import as_cloud
 from raytf.doctor.document import Document
-from raytf.doctor.machines import PRICES_OF, Machine
-from raytf.doctor.node_types import NodeType, most_workers, node_types
+from raytf.doctor.machines import PRICES_OF
+from raytf.doctor.node_types import FallbackType, NodeType, most_workers, node_types
 
 #: US dollars per GB between two zones of a region, in and out together. Azure does not bill this traffic.
 USD_PER_GB = {"aws": 0.02, "gcp": 0.01}
 #: The example behind the estimate: ResNet-50's number of weights, and its steps per second on small GPUs.
 WEIGHTS, STEPS = 25_000_000, 2
-#: A type, its machine, price and market, and the bounds for its number of nodes.
-CostLine = tuple[str, str, float | None, str, int, int]
+
+
+class CostLine(NamedTuple):
+    """A type, or another choice for its nodes, with the price of one node in US dollars per hour.
+
+    Attributes:
+        usd: the price of the machine, or None if it is unknown.
+        least, most: the bounds for the number of nodes.
+        disks: the price of the disks, or None if it is unknown.
+        address: the price of the public address; 0 if there is none.
+    """
+
+    name: str
+    machine: str
+    usd: float | None
+    market: str
+    least: int
+    most: int
+    disks: float | None
+    address: float
+
+    @property
+    def total(self) -> float:
+        """Return the price of a node, without what is unknown."""
+        return (self.usd or 0.0) + (self.disks or 0.0) + self.address
 
 
 @dataclass(frozen=True)
@@ -42,7 +67,8 @@ class Cost:
         least: the cost of the head and min_workers.
         most: the cost of the head and the most expensive max_workers.
         spot: whether some nodes are spot. They usually cost a third to two thirds of the price counted here.
-        unknown: machines without a known price; they count as 0.
+        unknown: machines and disks without a known price. If there are any, the cluster costs more than `least`, and
+            may cost more than `most`.
         prices_of: month of the prices.
         traffic: traffic between zones, if GPU workers may run in several; not part of `least` and `most`.
     """
@@ -77,47 +103,59 @@ def estimate(document: Document, traffic: ZoneTraffic | None = None) -> Cost | N
     types = node_types(document)
     if not any(t.machine for t in types):
         return None
-    limit = most_workers(document)
+    provider, limit = document.mapping("provider"), most_workers(document)
+    lines = {t.name: tuple(_lines(t, provider, limit)) for t in types}
     workers = [t for t in types if t.most > 0 or t.least > 0]
-    head = sum(_usd(t.machine) for t in types if t.is_head)
-    least = head + sum(min(t.least, t.most) * _usd(t.machine) for t in workers)
-    choices = [(t.name, machine) for t in types for machine in (t.machine, *(other.machine for other in t.others))]
-    unknown = {machine.name if machine else name for name, machine in choices if machine is None or machine.usd is None}
+    head = sum(lines[t.name][0].total for t in types if t.is_head)
+    least = head + sum(min(t.least, t.most) * lines[t.name][0].total for t in workers)
     return Cost(
         round(least, 4),
-        round(head + _most(workers, limit), 4),
+        round(head + _most(workers, lines, limit), 4),
         any("spot" in (t.market, *(other.market for other in t.others)) for t in workers),
-        tuple(sorted(unknown)),
-        tuple(line for t in types for line in _lines(t, limit)),
+        tuple(sorted({text for t in types for text in _unknown(t.name, lines[t.name])})),
+        tuple(line for t in types for line in lines[t.name]),
         traffic=traffic,
     )
 
 
-def _lines(t: NodeType, limit: int) -> Iterator[CostLine]:
+def _lines(t: NodeType, provider: Mapping[str, Any], limit: int) -> Iterator[CostLine]:
     most = min(t.most, limit)
-    yield _line(t.name, t.machine, t.market, t.least + t.is_head, most + t.is_head)
+    yield _line(t.name, t, t.is_head, provider, t.least + t.is_head, most + t.is_head)
     for other in t.others:
         allowed = most if other.at_most is None else min(most, other.at_most)
-        yield _line(f"{t.name} (or)", other.machine, other.market, 0, allowed)
+        yield _line(f"{t.name} (or)", other, t.is_head, provider, 0, allowed)
 
 
-def _line(name: str, machine: Machine | None, market: str, least: int, most: int) -> CostLine:
-    return name, machine.name if machine else "?", machine.usd if machine else None, market, least, most
+def _line(
+    name: str, choice: NodeType | FallbackType, is_head: bool, provider: Mapping[str, Any], least: int, most: int
+) -> CostLine:
+    machine, cloud = choice.machine, str(provider.get("type"))
+    return CostLine(
+        name,
+        machine.name if machine else "?",
+        machine.usd if machine else None,
+        choice.market,
+        least,
+        most,
+        disks.disks_usd(cloud, choice.config),
+        disks.address_usd(cloud, provider, choice.config, is_head, choice.market == "spot"),
+    )
 
 
-def _usd(machine: Machine | None) -> float:
-    return machine.usd or 0.0 if machine else 0.0
+def _unknown(name: str, lines: Sequence[CostLine]) -> Iterator[str]:
+    """Yield the machines and disks of a type whose prices are unknown."""
+    for line in lines:
+        if line.most > 0 and line.usd is None:
+            yield name if line.machine == "?" else line.machine
+        if line.most > 0 and line.disks is None:
+            yield f"disks of {name}"
 
 
-def _most(workers: Sequence[NodeType], limit: int) -> float:
+def _most(workers: Sequence[NodeType], lines: Mapping[str, Sequence[CostLine]], limit: int) -> float:
     """Return the price of the most expensive workers that the cluster may have at the same time."""
     left, total = limit, 0.0
     of_type = {t.name: t.most for t in workers}
-    choices = [(_usd(t.machine), t.name, t.most) for t in workers]
-    for t in workers:
-        choices += [
-            (_usd(other.machine), t.name, t.most if other.at_most is None else other.at_most) for other in t.others
-        ]
+    choices = [(line.total, t.name, line.most) for t in workers for line in lines[t.name]]
     for usd, name, most in sorted(choices, key=lambda choice: -choice[0]):
         count = min(most, of_type[name], left)
         total += count * usd

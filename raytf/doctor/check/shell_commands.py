@@ -264,7 +264,7 @@ def _token(document: Document, mode: str | None, is_local: bool, commands: str) 
 def auth_mode_of_head(document: Document) -> str | None:
     """Return the RAY_AUTH_MODE that a cluster YAML sets on the head, or None if it sets none."""
     head = " ".join(str(command) for command in document.sequence(_HEAD))
-    return _mode(head) or _mode(" ".join(command for _, command in _setup_commands(document)))
+    return _mode(head) or _mode(" ".join(command for _, command in setup_commands(document)))
 
 
 def _mode(text: str) -> str | None:

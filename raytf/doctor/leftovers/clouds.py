@@ -15,8 +15,9 @@ from raytf.doctor import machines
 from raytf.doctor.clouds import rest
 from raytf.doctor.clouds.aws import AwsAccount, AwsTrouble, account_of, right, trouble
 from raytf.doctor.clouds.rest import AzureAccount, GoogleAccount, NoCredentials, RestError
+from raytf.doctor.disks import ADDRESS_USD, disk_usd
 from raytf.doctor.document import Document
-from raytf.doctor.leftovers.resource import ADDRESS_USD, CLUSTER_TAG, Leftovers, LeftResource, Query, disk_usd, gather
+from raytf.doctor.leftovers.resource import CLUSTER_TAG, Leftovers, LeftResource, Query, gather
 from raytf.doctor.local_environment import Surroundings
 from raytf.doctor.node_types import node_types
 from raytf.errors import ConfigError, one_line

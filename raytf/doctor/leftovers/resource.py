@@ -9,27 +9,6 @@ from raytf.errors import one_line
 
 #: Tag or label of each instance that Ray created. Its value is the cluster's name.
 CLUSTER_TAG = "ray-cluster-name"
-#: Hours per month, as the clouds count them.
-HOURS = 730
-#: Kind of disk -> US dollars per GB and month, as of machines.PRICES_OF, in the regions of that table.
-DISK_USD = {
-    "gp2": 0.10,
-    "gp3": 0.08,
-    "io1": 0.125,
-    "io2": 0.125,
-    "st1": 0.045,
-    "sc1": 0.015,
-    "standard": 0.05,
-    "pd-standard": 0.04,
-    "pd-balanced": 0.10,
-    "pd-ssd": 0.17,
-    "hyperdisk-balanced": 0.08,
-    "Standard_LRS": 0.046,
-    "StandardSSD_LRS": 0.075,
-    "Premium_LRS": 0.154,
-}
-#: US dollars per hour for a public address.
-ADDRESS_USD = 0.005
 
 
 @dataclass(frozen=True)
@@ -88,9 +67,3 @@ def gather(place: str, queries: Sequence[Query], explain: Callable[[Exception], 
         except Exception as problem:
             left.unseen.append(f"{what}: {explain(problem)}")
     return left
-
-
-def disk_usd(kind: str, gib: float) -> float | None:
-    """Return the price of a disk in US dollars per hour, or None if it is unknown."""
-    price = DISK_USD.get(kind)
-    return None if price is None else round(price * gib / HOURS, 5)

@@ -184,7 +184,7 @@ def test_the_command(ec2, tmp_path):
     done = raytf(file)
     assert done.returncode == 1, done.stderr
     assert f"aws ec2 delete-volume --volume-id {made} --region us-west-2" in done.stdout
-    assert "1 left, 0.0110 USD an hour, 8.00 a month (list prices of 2025-06)" in done.stdout
+    assert "1 left, 0.0110 USD an hour, 8.00 a month (list prices of 2026-07)" in done.stdout
     (row,) = json.loads(raytf("--json", file).stdout)
     assert (row["usd_per_month"], row["unseen"]) == (8.0, [])
     assert [t["name"] for t in row["left"] if t["usd"]] == [made]

@@ -171,10 +171,10 @@ def test_cost_of_the_least_and_the_most():
     (doc,), _ = document.parse(AWS)
     estimate = cost.estimate(doc)
     assert estimate is not None
-    assert estimate.least == pytest.approx(0.1008 + 1.006)
-    assert estimate.most == pytest.approx(0.1008 + 2 * 1.006)
+    assert estimate.least == pytest.approx(0.1058 + 1.011)
+    assert estimate.most == pytest.approx(0.1058 + 2 * 1.011)
     assert estimate.spot
-    assert estimate.unknown == ()
+    assert estimate.unknown == ("disks of gpu", "disks of head")
 
 
 def test_traffic_between_zones_is_told_where_workers_may_be_in_several(here):
@@ -192,7 +192,7 @@ def test_the_most_is_bounded_by_the_cluster():
     (doc,), _ = document.parse(AWS.replace("max_workers: 3", "max_workers: 1"))
     estimate = cost.estimate(doc)
     assert estimate is not None
-    assert estimate.most == pytest.approx(0.1008 + 1.006)
+    assert estimate.most == pytest.approx(0.1058 + 1.011)
 
 
 def test_machines():
@@ -454,6 +454,8 @@ def test_json_for_scripts(tmp_path):
     assert finding["severity"] == "error"
     assert (finding["line"], finding["path"], finding["place"]) == (4, ["auth", "ssh_usr"], "auth.ssh_usr")
     assert row["cost"]["most"] > row["cost"]["least"] > 0
+    assert row["cost"]["and_more"]
+    assert [line["disks"] for line in row["cost"]["lines"]] == [None, None]
 
 
 @pytest.mark.parametrize(
