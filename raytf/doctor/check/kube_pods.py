@@ -62,10 +62,11 @@ def _replicas(path: Path, group: dict[str, Any], scaling: bool) -> Iterator[Conf
         what = f"group {group.get('groupName')!r} has no maxReplicas"
         why = "Its default is 2147483647: one job may use every GPU that the cloud has."
         yield error("no-max-replicas", path, what, why, "Add maxReplicas.")
-    if not scaling and isinstance(most, int) and most > (now if isinstance(now, int) else whole(least)):
-        what = f"maxReplicas is {most}, but enableInTreeAutoscaling is not true"
-        why = "Nothing scales the group: it keeps its number of replicas."
-        fix = "Add enableInTreeAutoscaling: true to the cluster, or set maxReplicas to replicas."
+    # With replicas, maxReplicas is only the bound that the operator requires: KubeRay's own samples have it.
+    if not scaling and isinstance(most, int) and most > (now if isinstance(now, int) else whole(least)) == 0:
+        what = f"group {group.get('groupName')!r} has no replicas, and enableInTreeAutoscaling is not true"
+        why = "Nothing scales the group: it never gets a pod."
+        fix = "Add enableInTreeAutoscaling: true to the cluster, or set replicas."
         yield warning("autoscaling-off", (*path, "maxReplicas"), what, why, fix)
 
 

@@ -97,7 +97,7 @@ def _literals(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
     elif isinstance(value, list):
         for i, inner in enumerate(value):
             yield from _literals(inner, (*path, i))
-    elif isinstance(value, str) and not re.search(r"\s", value):
+    elif isinstance(value, str) and not re.search(r"\s", _BRACES.sub("", value)):
         is_whole_variable = path[-1:] == ("value",) and "env" in path and _VARIABLE.fullmatch(value)
         if is_whole_variable or not _LITERAL.isdisjoint(path):
             yield path, value
