@@ -1,8 +1,8 @@
 """`raytf check` on manifests of other people, and on files of other tools.
 
 The rules were tried on the 94 YAML files of ray-operator/config/samples in ray-project/kuberay at
-feeaf72facab4881ba2b179248bb67315634e229, which are fetched by hand and not in CI. Two errors are left there: `template` in a file with $KSA_NAME, and
-`gpu-not-declared` for a pod that selects nodes with GPUs and requests none.
+feeaf72facab4881ba2b179248bb67315634e229, which are fetched by hand and not in CI. Two errors are left there: `template`
+in a file with $KSA_NAME, and `gpu-not-declared` for a pod that selects nodes with GPUs and requests none.
 """
 
 from __future__ import annotations
