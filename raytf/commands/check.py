@@ -138,7 +138,8 @@ def _print(name: str, checked: Checked) -> None:
         say(f"    why:   {f.why}")
         say(f"    fix:  {f.fix}")
     counts = [(len(report.of(s)), s.value) for s in (Severity.ERROR, Severity.WARNING)]
-    text = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in counts if n) or "nothing found"
+    text = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in counts if n)
+    text = text or ("nothing found" if report.has_ray else "nothing of Ray here")
     open_ones: list[ConfigFinding] = report.of(Severity.FILL_IN)
     say(f"{name}: {text}" + (f", {len(open_ones)} to fill in" if open_ones else ""))
     for note in checked.notes:

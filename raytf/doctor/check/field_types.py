@@ -150,13 +150,16 @@ def check(value: Any, kind: str, path: Path, api: Api) -> Iterator[ConfigFinding
 
 
 def _record(value: dict[str, Any], fields: Mapping[str, str], path: Path, api: Api) -> Iterator[ConfigFinding]:
+    given = {key for key, item in value.items() if item is not None or not api.ignores_null}
     for key, inner in value.items():
+        if key in fields and key not in given:
+            continue
         if key in fields:
             yield from check(inner, fields[key].removesuffix("!"), (*path, key), api)
         else:
             fix = instead(key, fields, "Fields here are")
             yield error(api.unknown, (*path, str(key)), f"{key!r} is not a field here", api.lost, fix)
-    for key in [key for key, inner in fields.items() if inner.endswith("!") and key not in value]:
+    for key in [key for key, inner in fields.items() if inner.endswith("!") and key not in given]:
         yield error(f"{api.code}-missing-field", path, f"{key!r} is missing", api.refused, f"Add {key}.")
 
 

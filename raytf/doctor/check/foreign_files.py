@@ -2,7 +2,7 @@
 
 Sources: the references of Anyscale (docs.anyscale.com/reference: compute-config-api, job-api, service-api, and the
 archived compute config), Ray Serve, SkyPilot (docs.skypilot.co/en/latest/reference/yaml-spec.html), AWS CloudFormation
-("Template anatomy") and the Compose Specification.
+("Template anatomy"), the Compose Specification, and create-cluster.complete.yaml of KubeRay's kubectl plugin.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class _Format:
     name: str
     command: str
     has_shape: Callable[[dict[str, Any]], bool]
+    fix: str = "Pass a `ray up` file or a KubeRay manifest; cluster-configs/ has examples."
 
 
 _FORMATS = (
@@ -68,7 +69,14 @@ _FORMATS = (
     _Format("a config of Ray Serve", "serve deploy", _is_serve),
     _Format("a SkyPilot task", "sky launch", _is_skypilot),
     _Format("a Docker Compose file", "docker compose up", _is_compose),
+    _Format(
+        "a configuration of the kubectl plugin for Ray",
+        "kubectl ray create cluster",
+        lambda value: not {"worker-groups", "ray-version"}.isdisjoint(value),
+        "Check what the plugin makes of it: kubectl ray create cluster NAME --file FILE --dry-run | raytf check -",
+    ),
 )
+_CLOUDFORMATION_TEMPLATE = _Format("an AWS CloudFormation template", "aws cloudformation deploy", lambda value: False)
 
 
 def find(text: str, documents: Sequence[Document]) -> ConfigFinding | None:
@@ -77,14 +85,13 @@ def find(text: str, documents: Sequence[Document]) -> ConfigFinding | None:
     if any(key in value for value in values for key in _OURS):
         return None
     if _CLOUDFORMATION.search(text):
-        return _foreign("an AWS CloudFormation template", "aws cloudformation deploy")
+        return _foreign(_CLOUDFORMATION_TEMPLATE)
     for format_ in _FORMATS:
         if any(format_.has_shape(value) for value in values):
-            return _foreign(format_.name, format_.command)
+            return _foreign(format_)
     return None
 
 
-def _foreign(name: str, command: str) -> ConfigFinding:
-    why = f"`{command}` reads it; `ray up` does not, and raytf checks nothing in it."
-    fix = "Pass a `ray up` file or a KubeRay manifest; cluster-configs/ has examples."
-    return error("foreign-file", (), f"this is not a `ray up` file: it is {name}", why, fix)
+def _foreign(file: _Format) -> ConfigFinding:
+    why = f"`{file.command}` reads it; `ray up` does not, and raytf checks nothing in it."
+    return error("foreign-file", (), f"this is not a `ray up` file: it is {file.name}", why, file.fix)

@@ -7,12 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from raytf.doctor.check import versions
 from raytf.doctor.check.field_types import is_quantity
 from raytf.doctor.check.shell_commands import START_OPTIONS
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, instead, near, warning
-from raytf.doctor.local_environment import Surroundings
 
 #: Names of the resources under which device plugins offer GPUs and TPUs.
 ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "gpu.intel.com/i915", "aws.amazon.com/neuroncore")
@@ -30,7 +28,7 @@ def refused_pod(code: str, path: Path, what: str, fix: str) -> ConfigFinding:
 
 
 def check(
-    document: Document, path: Path, group: dict[str, Any], is_head: bool, scaling: bool, here: Surroundings
+    document: Document, path: Path, group: dict[str, Any], is_head: bool, scaling: bool
 ) -> Iterator[ConfigFinding]:
     """Find mistakes in one group of pods."""
     if not is_head:
@@ -48,9 +46,6 @@ def check(
         what = f"restartPolicy is {restart!r} in a group that the autoscaler scales"
         why = "Kubernetes restarts each pod that the autoscaler stops: idle nodes are never released."
         yield error("restart-policy", (*pod, "restartPolicy"), what, why, "Write Never, or delete it.")
-    image = document.get(*pod, "containers", 0, "image")
-    if isinstance(image, str):
-        yield from versions.image(image, (*pod, "containers", 0, "image"), here)
 
 
 def _replicas(path: Path, group: dict[str, Any], scaling: bool) -> Iterator[ConfigFinding]:
@@ -67,10 +62,11 @@ def _replicas(path: Path, group: dict[str, Any], scaling: bool) -> Iterator[Conf
         what = f"group {group.get('groupName')!r} has no maxReplicas"
         why = "Its default is 2147483647: one job may use every GPU that the cloud has."
         yield error("no-max-replicas", path, what, why, "Add maxReplicas.")
-    if not scaling and isinstance(most, int) and most > (now if isinstance(now, int) else whole(least)):
-        what = f"maxReplicas is {most}, but enableInTreeAutoscaling is not true"
-        why = "Nothing scales the group: it keeps its number of replicas."
-        fix = "Add enableInTreeAutoscaling: true to the cluster, or set maxReplicas to replicas."
+    # With replicas, maxReplicas is only the bound that the operator requires: KubeRay's own samples have it.
+    if not scaling and isinstance(most, int) and most > (now if isinstance(now, int) else whole(least)) == 0:
+        what = f"group {group.get('groupName')!r} has no replicas, and enableInTreeAutoscaling is not true"
+        why = "Nothing scales the group: it never gets a pod."
+        fix = "Add enableInTreeAutoscaling: true to the cluster, or set replicas."
         yield warning("autoscaling-off", (*path, "maxReplicas"), what, why, fix)
 
 
@@ -154,7 +150,7 @@ def _node_selector(document: Document, pod: Path, limits: dict[str, Any]) -> Ite
             yield error("tpu-selector", path, what, "GKE never places the pod.", f"Add it, such as {examples[key]}.")
     elif any("gke-accelerator" in key for key in selector) and not any(name in limits for name in ACCELERATORS):
         what = "the pod selects a node with GPUs, but its container requests none"
-        why, fix = "Ray sees no GPU there, but you pay for it.", "Add limits: {nvidia.com/gpu: 1}."
+        why, fix = "The container gets no GPU there, but you pay for it.", "Add limits: {nvidia.com/gpu: 1}."
         yield error("gpu-not-declared", (*pod, "containers", 0, "resources"), what, why, fix)
 
 

@@ -4,32 +4,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
-from raytf.doctor.check import field_types, kube_pods, versions
+from raytf.doctor.check import field_types, kube_images, kube_pods
 from raytf.doctor.check.job_fit import JobNeeds, NodeSupply
+from raytf.doctor.check.kube_images import PodImage
 from raytf.doctor.check.kube_pods import ACCELERATORS, number, refused, whole
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error, near, warning
-from raytf.doctor.local_environment import Surroundings
 from raytf.errors import one_line
 from raytf.storage import untrusted_yaml
 
-KINDS = ("RayCluster", "RayJob", "RayService")
+KINDS = ("RayCluster", "RayJob", "RayService", "RayCronJob")
 #: Kind -> path of its cluster.
 _CLUSTER: dict[str, Path] = {
     "RayCluster": ("spec",),
     "RayJob": ("spec", "rayClusterSpec"),
     "RayService": ("spec", "rayClusterConfig"),
+    "RayCronJob": ("spec", "jobTemplate", "rayClusterSpec"),
+}
+#: Kind -> path of its job.
+_JOB: dict[str, Path] = {"RayJob": ("spec",), "RayCronJob": ("spec", "jobTemplate")}
+#: Field of `spec` -> the only kind that has it.
+_FIELD_OF = {
+    "headGroupSpec": "RayCluster",
+    "rayClusterSpec": "RayJob",
+    "clusterSelector": "RayJob",
+    "rayClusterConfig": "RayService",
+    "jobTemplate": "RayCronJob",
 }
 #: Kind -> most characters of its name: the operator derives names of services and pods, of at most 63 characters.
-_NAME_LENGTH = {"RayCluster": 63 - 10, "RayJob": 63 - 16, "RayService": 63 - 16}
+_NAME_LENGTH = {"RayCluster": 63 - 10, "RayJob": 63 - 16, "RayService": 63 - 16, "RayCronJob": 63 - 27}
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _V2 = "RAY_enable_autoscaler_v2"
-#: Feature -> the feature gate that the operator of KubeRay 1.7 needs for it.
+#: Field or kind -> the feature gate that the operator of KubeRay 1.7 needs for it.
 _GATES = {
+    "RayCronJob": "RayCronJob",
     "historyServerOptions": "RayClusterHistoryServer",
     "networkPolicy": "RayClusterNetworkPolicy",
     "rocksdb": "GCSFaultToleranceEmbeddedStorage",
@@ -44,13 +57,24 @@ def is_manifest(document: Document) -> bool:
     return "apiVersion" in document.mapping() and "kind" in document.mapping()
 
 
-def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
+def is_about_ray(document: Document) -> bool:
+    """Return whether a document is an object of KubeRay."""
+    return str(document.get("apiVersion")).startswith("ray.io/")
+
+
+def check(document: Document) -> Iterator[ConfigFinding]:
     """Find values that the API server or the operator refuses, and settings that never work."""
     kind, version = str(document.get("kind")), document.get("apiVersion")
+    meant = _as_meant(document)
+    if meant is not document:
+        right = str(meant.get("kind"))
+        what = f"kind is {kind}, but spec has the fields of a {right}"
+        yield error("kube-kind", ("kind",), what, _REFUSED, f"Write kind: {right}.")
+        document, kind = meant, right
     if kind not in KINDS:
         if field_types.knows(version, kind):
             yield from field_types.check(document.value, kind, (), field_types.KUBERNETES)
-        elif str(version).startswith("ray.io/") and kind != "RayCronJob":
+        elif is_about_ray(document):
             what = f"there is no kind {kind!r}{near(kind, KINDS)}"
             yield error("kube-kind", ("kind",), what, _REFUSED, f"Write one of {', '.join(KINDS)}.")
         return
@@ -59,11 +83,33 @@ def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
         yield error("kube-api-version", ("apiVersion",), what, why, "Write ray.io/v1.")
     yield from field_types.check(document.value, kind, (), field_types.KUBERNETES)
     yield from _name(document, kind)
-    if kind == "RayJob":
-        yield from check_job(document)
+    if kind == "RayCronJob":
+        yield _gate(kind, ("kind",), "nothing starts its jobs.")
+        yield from _schedule(document)
+    if kind in _JOB:
+        yield from check_job(document, _JOB[kind])
     base = _CLUSTER[kind]
     if document.get(*base):
-        yield from _cluster(document, base, here)
+        yield from _cluster(document, base)
+
+
+def _as_meant(document: Document) -> Document:
+    """Return an object of KubeRay with the kind whose fields it has, or unchanged if these are not of one kind."""
+    kinds = {_FIELD_OF[field] for field in document.mapping("spec") if field in _FIELD_OF}
+    if len(kinds) != 1 or document.get("kind") in kinds or not is_about_ray(document):
+        return document
+    return replace(document, value={**document.mapping(), "kind": kinds.pop()})
+
+
+def _schedule(document: Document) -> Iterator[ConfigFinding]:
+    schedule, path = document.get("spec", "schedule"), ("spec", "schedule")
+    if not isinstance(schedule, str):
+        return
+    if "TZ" in schedule:
+        yield refused(path, f"schedule is {schedule!r}", "Write the time zone as timeZone: Europe/Berlin.")
+    elif not schedule.startswith("@") and len(schedule.split()) != 5:
+        what = f"schedule {schedule!r} has {len(schedule.split())} fields"
+        yield refused(path, what, "Write minute, hour, day, month and weekday, such as '0 3 * * *'.")
 
 
 def _name(document: Document, kind: str) -> Iterator[ConfigFinding]:
@@ -87,17 +133,16 @@ def groups(document: Document) -> list[tuple[Path, dict[str, Any], bool]]:
     return [pod for pod in pods if isinstance(pod[1], dict)]
 
 
-def _cluster(document: Document, base: Path, here: Surroundings) -> Iterator[ConfigFinding]:
+def _cluster(document: Document, base: Path) -> Iterator[ConfigFinding]:
     scaling = document.get(*base, "enableInTreeAutoscaling") is True
     names: list[Any] = []
     for path, group, is_head in groups(document):
-        yield from kube_pods.check(document, path, group, is_head, scaling, here)
+        yield from kube_pods.check(document, path, group, is_head, scaling)
         if not is_head:
             name = group.get("groupName")
             if name in names:
                 yield refused((*path, "groupName"), f"there are two groups {name!r}", "Use each name once.")
             names.append(name)
-    yield from _versions(document, base, here)
     yield from _scaling(document, base, scaling)
     yield from _gcs(document, base)
     yield from _service(document, base)
@@ -107,24 +152,11 @@ def _cluster(document: Document, base: Path, here: Surroundings) -> Iterator[Con
     yield from _gates(document, base)
 
 
-def _versions(document: Document, base: Path, here: Surroundings) -> Iterator[ConfigFinding]:
-    version = document.get(*base, "rayVersion")
-    if isinstance(version, str) and version and "dev" not in version:
-        yield from versions.ray_version(version, (*base, "rayVersion"), here)
-    paths: list[Path] = [(*path, "template", "spec", "containers", 0, "image") for path, _, _ in groups(document)]
-    images = [(path, str(document.get(*path, default=""))) for path in paths]
-    for path, name in images:
-        match = re.search(r":(\d+\.\d+\.\d+)", name)
-        is_known = match and isinstance(version, str) and re.fullmatch(r"\d+\.\d+\.\d+", version)
-        if match and is_known and match[1] != version and "rayproject/" in name:
-            what = f"image {name} has Ray {match[1]}, but rayVersion is {version}"
-            why = "The operator writes commands for a version other than the one that runs."
-            yield error("image-ray-version", path, what, why, "Use the same version for both.")
-    tags = {re.sub(r"-(gpu|cpu|cu\d+|tpu).*$", "", name.rsplit(":", 1)[-1]) for _, name in images if ":" in name}
-    if len(tags) > 1:
-        what = f"the groups' images have different versions: {', '.join(sorted(tags))}"
-        why = "Workers with another version of Ray or Python never join."
-        yield error("images-differ", images[-1][0], what, why, "Use tags of one version.")
+def images(document: Document) -> tuple[Document, Path, list[PodImage]]:
+    """Return a document with the path of its cluster and the images of the cluster's pods."""
+    document = _as_meant(document)
+    pods = [image for path, _, _ in groups(document) for image in kube_images.of_group(document, path)]
+    return document, _CLUSTER.get(str(document.get("kind")), ()), pods
 
 
 def _head_env(document: Document, base: Path) -> tuple[Path, dict[Any, Any]]:
@@ -172,12 +204,6 @@ def _gcs(document: Document, base: Path) -> Iterator[ConfigFinding]:
 def _service(document: Document, base: Path) -> Iterator[ConfigFinding]:
     path: Path = (*base, "headGroupSpec", "serviceType")
     kind = document.get(*path)
-    internal = any("internal" in key for key in document.mapping(*base, "headServiceAnnotations"))
-    if kind == "NodePort" or (kind == "LoadBalancer" and not internal):
-        what = f"serviceType {kind} opens the dashboard and the job server to the outside network"
-        why = "Anyone who reaches them can run code on the cluster, with its rights on the bucket."
-        fix = "Write ClusterIP and use kubectl port-forward svc/NAME-head-svc 8265."
-        yield error("open-to-world", path, what, why, fix)
     if kind is not None and kind not in ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName"):
         yield refused(path, f"serviceType is {kind!r}", "Write ClusterIP.")
 
@@ -187,15 +213,23 @@ def _gates(document: Document, base: Path) -> Iterator[ConfigFinding]:
     if document.get(*base, "gcsFaultToleranceOptions", "backend") == "rocksdb":
         paths["rocksdb"] = (*base, "gcsFaultToleranceOptions", "backend")
     for key, path in paths.items():
-        what = f"{key} needs the feature gate {_GATES[key]}"
-        why = "It is off in KubeRay 1.7: the operator refuses the object, and only its events show it."
-        fix = f"Start the operator with --feature-gates={_GATES[key]}=true, or delete {key}."
-        yield warning("feature-gate", path, what, why, fix)
+        yield _gate(key, path, "the operator refuses the object, and only its events show it.")
+
+
+def _gate(feature: str, path: Path, effect: str) -> ConfigFinding:
+    what = f"{feature} needs the feature gate {_GATES[feature]}"
+    fix = f"Start the operator with --feature-gates={_GATES[feature]}=true, or delete {feature}."
+    return warning("feature-gate", path, what, f"It is off in KubeRay 1.7: {effect}", fix)
+
+
+def job_path(document: Document) -> Path:
+    """Return the path of the job in a RayJob or a RayCronJob."""
+    return _JOB.get(str(document.get("kind")), ("spec",))
 
 
 def cluster_of(document: Document, manifests: Sequence[Document]) -> Document:
     """Return the document that defines a RayJob's cluster: itself, or the RayCluster that clusterSelector names."""
-    name = document.mapping("spec", "clusterSelector").get("ray.io/cluster")
+    name = document.mapping(*job_path(document), "clusterSelector").get("ray.io/cluster")
     space = document.get("metadata", "namespace")
     for other in manifests:
         there = other.get("metadata", "namespace")
@@ -244,47 +278,44 @@ def rooms(document: Document) -> tuple[list[NodeSupply], Path]:
     return nodes, (*base, "workerGroupSpecs")
 
 
-def check_job(document: Document) -> Iterator[ConfigFinding]:
+def check_job(document: Document, base: Path) -> Iterator[ConfigFinding]:
     """Find settings of a RayJob that the operator refuses or that have no effect."""
-    spec = document.mapping("spec")
+    spec = document.mapping(*base)
     selector, mode, backoff = spec.get("clusterSelector"), spec.get("submissionMode"), whole(spec.get("backoffLimit"))
     shutdown, deadline = spec.get("shutdownAfterJobFinishes"), spec.get("activeDeadlineSeconds")
     if not selector and not spec.get("rayClusterSpec"):
-        yield refused(("spec",), "rayClusterSpec and clusterSelector are missing", "Add one of them.")
+        yield refused(base, "rayClusterSpec and clusterSelector are missing", "Add one of them.")
     if isinstance(selector, dict) and selector and not selector.get("ray.io/cluster"):
-        path = ("spec", "clusterSelector")
+        path: Path = (*base, "clusterSelector")
         yield refused(path, "clusterSelector names no ray.io/cluster", "Add ray.io/cluster: NAME.")
     if selector and backoff > 0:
         what = "backoffLimit cannot be used with clusterSelector: each try would need its own cluster"
         fix = "Delete backoffLimit; `raytf submit` restarts a driver that failed."
-        yield refused(("spec", "backoffLimit"), what, fix)
+        yield refused((*base, "backoffLimit"), what, fix)
     if mode is not None and mode not in _MODES:
         what = f"submissionMode is {mode!r}{near(mode, _MODES)}"
-        yield refused(("spec", "submissionMode"), what, f"Write one of {', '.join(_MODES)}.")
-    if not spec.get("entrypoint") and mode != "InteractiveMode":
-        fix = "Add entrypoint: python jobs/mnist.py --storage s3://..."
-        yield refused(("spec",), "entrypoint is missing", fix)
+        yield refused((*base, "submissionMode"), what, f"Write one of {', '.join(_MODES)}.")
     if mode == "InteractiveMode" and backoff > 0:
         what = "backoffLimit cannot be used with InteractiveMode"
-        yield refused(("spec", "backoffLimit"), what, "Delete backoffLimit.")
+        yield refused((*base, "backoffLimit"), what, "Delete backoffLimit.")
     if spec.get("suspend") and not shutdown:
-        yield refused(("spec", "suspend"), "suspend needs shutdownAfterJobFinishes", _SHUTDOWN)
+        yield refused((*base, "suspend"), "suspend needs shutdownAfterJobFinishes", _SHUTDOWN)
     if isinstance(deadline, int) and deadline <= 0:
         what = f"activeDeadlineSeconds is {deadline}"
-        yield refused(("spec", "activeDeadlineSeconds"), what, "Write more than 0.")
+        yield refused((*base, "activeDeadlineSeconds"), what, "Write more than 0.")
     if selector and shutdown:
         what = "shutdownAfterJobFinishes has no effect with clusterSelector"
         why = "The operator deletes only clusters that it created for the job."
-        yield warning("job-stays", ("spec", "shutdownAfterJobFinishes"), what, why, "Delete it.")
+        yield warning("job-stays", (*base, "shutdownAfterJobFinishes"), what, why, "Delete it.")
     if spec.get("ttlSecondsAfterFinished") and not shutdown:
         what = "ttlSecondsAfterFinished needs shutdownAfterJobFinishes"
         why = "It has no effect: the job's cluster keeps running, and you pay for its GPUs."
-        yield warning("job-stays", ("spec", "ttlSecondsAfterFinished"), what, why, _SHUTDOWN)
-    yield from _deletion(spec)
-    yield from _runtime_env(spec.get("runtimeEnvYAML"))
+        yield warning("job-stays", (*base, "ttlSecondsAfterFinished"), what, why, _SHUTDOWN)
+    yield from _deletion(spec, base)
+    yield from _runtime_env(spec.get("runtimeEnvYAML"), base)
 
 
-def _runtime_env(text: object) -> Iterator[ConfigFinding]:
+def _runtime_env(text: object, base: Path) -> Iterator[ConfigFinding]:
     if not isinstance(text, str):
         return
     try:
@@ -293,15 +324,15 @@ def _runtime_env(text: object) -> Iterator[ConfigFinding]:
         issue = one_line(getattr(problem, "problem", None) or problem, 200)
     if issue:
         what = f"runtimeEnvYAML is not a YAML mapping: {issue}"
-        yield refused(("spec", "runtimeEnvYAML"), what, "Begin it with `|` and indent it.")
+        yield refused((*base, "runtimeEnvYAML"), what, "Begin it with `|` and indent it.")
 
 
-def _deletion(spec: dict[str, Any]) -> Iterator[ConfigFinding]:
+def _deletion(spec: dict[str, Any], base: Path) -> Iterator[ConfigFinding]:
     """Check the CRD's rules in CEL, which the API server evaluates, and the operator's own rules."""
     strategy = spec.get("deletionStrategy")
     if not isinstance(strategy, dict):
         return
-    path: Path = ("spec", "deletionStrategy")
+    path: Path = (*base, "deletionStrategy")
     legacy, rules = [key for key in ("onSuccess", "onFailure") if key in strategy], strategy.get("deletionRules")
     keep = "Keep deletionRules only."
     if legacy and "deletionRules" in strategy:

@@ -16,12 +16,15 @@ from raytf.doctor.check import (
     foreign_files,
     gcp,
     job_fit,
+    kube_exposure,
+    kube_images,
     kuberay,
     local_files,
     on_prem,
     pins,
     schema,
     shell_commands,
+    templates,
     versions,
 )
 from raytf.doctor.check import (
@@ -41,10 +44,17 @@ _ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The findings in one file, by severity and line, and its cost per hour, if a machine is known."""
+    """The findings in one file.
+
+    Attributes:
+        findings: by severity and line.
+        cost: per hour, if a machine is known.
+        has_ray: whether there is anything of Ray in the file, as opposed to manifests of other things.
+    """
 
     findings: tuple[ConfigFinding, ...]
     cost: Cost | None = None
+    has_ray: bool = True
 
     def of(self, severity: Severity) -> list[ConfigFinding]:
         return [f for f in self.findings if f.severity is severity]
@@ -61,24 +71,27 @@ def check(text: str, here: Surroundings, need: JobNeeds | None = None, working_d
     """
     documents, findings = parse(text)
     manifests = [d for d in documents if kuberay.is_manifest(d)]
-    foreign, cost = foreign_files.find(text, documents), None
-    if foreign is not None:
-        findings = [foreign]
-    elif any(f.code == "yaml-syntax" for f in findings):
+    is_yaml = all(f.code != "yaml-syntax" for f in findings)
+    cost = None
+    if other := foreign_files.find(text, documents) or templates.find(text, documents, is_yaml):
+        findings = [other]
+    elif not is_yaml:
         pass
     elif not documents:
         findings.append(error("empty", (), "the file is empty", "There is nothing to start.", "See cluster-configs/."))
     elif manifests:
         for document in manifests:
-            findings += document.with_lines(_guarded(partial(_manifest, document, manifests, here, need)))
+            findings += document.with_lines(_guarded(partial(_manifest, document, manifests, need)))
+        findings += _guarded(partial(_all_manifests, manifests, here))
     else:
         document = documents[0]
         findings += document.with_lines(_guarded(partial(_cluster, document, here, need)))
         with contextlib.suppress(*ODD):  # a finding reports it
             cost = costs.estimate(fallbacks.as_cloud(document), costs.zone_traffic(document))
+    has_ray = not manifests or any(kuberay.is_about_ray(d) for d in manifests)
     if working_dir is not None:
         findings += local_files.working_dir(working_dir, here)
-    return CheckReport(tuple(in_order(findings)), cost)
+    return CheckReport(tuple(in_order(findings)), cost, has_ray)
 
 
 def _guarded(checks: Callable[[], Iterator[ConfigFinding]]) -> Iterator[ConfigFinding]:
@@ -154,17 +167,22 @@ def _rooms(document: Document) -> list[NodeSupply]:
     return rooms
 
 
-def _manifest(
-    document: Document, manifests: Sequence[Document], here: Surroundings, need: JobNeeds | None
-) -> Iterator[ConfigFinding]:
-    yield from kuberay.check(document, here)
+def _all_manifests(manifests: Sequence[Document], here: Surroundings) -> Iterator[ConfigFinding]:
+    """Find what has to be judged for all manifests of a file at once; each finding has its line."""
+    yield from kube_images.check([kuberay.images(d) for d in manifests], here)
+    yield from kube_exposure.check(manifests)
+
+
+def _manifest(document: Document, manifests: Sequence[Document], need: JobNeeds | None) -> Iterator[ConfigFinding]:
+    yield from kuberay.check(document)
     yield from local_files.placeholders(document)
     if document.get("kind") not in kuberay.KINDS:
         return
     wanted, path = need, None
-    entrypoint = document.get("spec", "entrypoint")
+    job = kuberay.job_path(document)
+    entrypoint = document.get(*job, "entrypoint")
     if isinstance(entrypoint, str) and need is None and "--workers" in entrypoint:
-        path = ("spec", "entrypoint")
+        path = (*job, "entrypoint")
         try:
             wanted = job_fit.parse(entrypoint)
         except ConfigError as problem:

@@ -125,12 +125,14 @@ def _docker(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
         what = f"container_name {name!r} is not a name that Docker accepts"
         fix = "Use letters, digits, '_', '.' and '-'."
         yield error("container-name", ("docker", "container_name"), what, "Docker refuses it.", fix)
+    has_gpus = any(t.has("GPU") > 0 and t.most > 0 and not t.is_head for t in node_types(document))
     for key in images:
-        yield from image(str(docker[key]), ("docker", key), here)
+        accelerator = "gpu" if has_gpus and key != "head_image" else ""
+        yield from image(str(docker[key]), ("docker", key), here, accelerator)
     heads = docker.get("head_image") or docker.get("image")
     workers = docker.get("worker_image") or docker.get("image")
     both = [one for one in (heads, workers) if isinstance(one, str) and "rayproject/" in one]
-    if len(both) == 2 and _python_tag(both[0]) != _python_tag(both[1]):
+    if len(both) == 2 and python_tag(both[0]) != python_tag(both[1]):
         path = ("docker", "worker_image" if "worker_image" in docker else "image")
         what = f"the head's image {heads} and the workers' {workers} differ in Python"
         yield error("python-version", path, what, _PYTHON_DIFFERS, "Use tags of the same version and -pyXY.")
@@ -138,15 +140,31 @@ def _docker(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     yield from _run_options(document)
 
 
-def image(name: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
-    """Find an image whose name is malformed, or whose tag is not fixed or has other versions than this machine."""
+def advised_image(tag: str, here: Surroundings, accelerator: str = "") -> str:
+    """Return the image of Ray with this machine's versions, for the hardware that `tag` or `accelerator` names.
+
+    The tags are `{Ray version}-{Python version}[-{platform}]`: https://hub.docker.com/r/rayproject/ray.
+    """
+    is_for_gpus = accelerator == "gpu" or re.search(r"-(gpu|cu\d+)\b", tag)
+    return f"rayproject/ray:{here.ray}-py{''.join(here.python.split('.')[:2])}{'-gpu' if is_for_gpus else ''}"
+
+
+def image(name: str, path: Path, here: Surroundings, accelerator: str = "") -> Iterator[ConfigFinding]:
+    """Find an image whose name is malformed, or whose tag is not fixed or has other versions than this machine.
+
+    Args:
+        name: REPOSITORY:TAG.
+        path: its path in the document.
+        here: this machine.
+        accelerator: `gpu` if a node or pod with this image has GPUs.
+    """
     repository, colon, tag = name.rpartition(":")
     if not colon or "/" in tag:
         repository, tag = name, ""
-    python = "".join(here.python.split(".")[:2])
-    own = f"Use rayproject/ray:{here.ray}-py{python}."
+    own = f"Use {advised_image(tag, here, accelerator)}."
     is_rays = repository.rsplit("/", 1)[-1].startswith("ray") and "rayproject/" in repository
-    version = re.match(r"(\d+\.\d+\.\d+)", tag)
+    version, python = re.match(r"(\d+\.\d+\.\d+)", tag), python_tag(name)
+    mine = ".".join(here.python.split(".")[:2])
     if re.search(r"\s", name):
         yield error("image-name", path, f"image {name!r} has a space", "Docker refuses it.", "Write REPOSITORY:TAG.")
     elif repository == "rayproject/autoscaler":
@@ -158,15 +176,23 @@ def image(name: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
         why = f"Its Ray is not this machine's {here.ray}, and it may be yet another one on the next node."
         yield error("image-latest", path, f"image {name!r} has no fixed version", why, own)
     elif is_rays and version and version[1] != here.ray:
-        yield from ray_version(version[1], path, here)
-    elif is_rays and (tagged := _python_tag(name)):
-        yield from python_version(tagged, path, here)
-    elif is_rays and version:
+        what = f"image {name} has Ray {version[1]} and no raytf"
+        why = f"raytf needs Ray {here.ray}, which you have here; Ray refuses a driver of another version."
+        yield error("ray-version", path, what, why, own)
+    elif is_rays and python and python != mine:
+        is_old = tuple(map(int, python.split("."))) < _OLDEST_PYTHON
+        why = "raytf needs 3.11 or newer: pip does not install it there."
+        if not is_old:
+            why = f"{_PYTHON_DIFFERS} A submitted job is not affected."
+        what = f"image {name} has Python {python}, and this machine has {here.python}"
+        yield (error if is_old else warning)("python-version", path, what, why, own)
+    elif is_rays and version and not python:
         why = f"Without -pyXY it has the oldest that Ray supports (3.10 for Ray 2.60); yours is {here.python}."
-        yield warning("image-python", path, f"image {name!r} names no Python version", why, f"Use {name}-py{python}.")
+        yield warning("image-python", path, f"image {name!r} names no Python version", why, own)
 
 
-def _python_tag(name: str) -> str | None:
+def python_tag(name: str) -> str | None:
+    """Return the version of Python, MAJOR.MINOR, that the tag of an image of Ray names."""
     match = re.search(r"-py(\d)(\d+)(-|$)", name)
     return f"{match[1]}.{match[2]}" if match else None
 

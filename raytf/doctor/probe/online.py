@@ -19,6 +19,9 @@ _ASK: dict[Platform, Callable[[Document, Surroundings, JobNeeds | None], ProbeRe
     Platform.AZURE: azure.inspect,
 }
 
+#: Codes of findings after which nothing else can be judged.
+_UNREADABLE = ("yaml-syntax", "wrong-type", "cannot-judge", "template", "foreign-file")
+
 
 def inspect(
     text: str, here: Surroundings, need: JobNeeds | None, offline: CheckReport, trust: bool = False
@@ -40,7 +43,7 @@ def inspect(
 
 def _inspect(text: str, here: Surroundings, need: JobNeeds | None, offline: CheckReport, trust: bool) -> ProbeResults:
     documents, _ = parse(text)
-    if not documents or any(f.code in ("yaml-syntax", "wrong-type", "cannot-judge") for f in offline.findings):
+    if not documents or any(f.code in _UNREADABLE for f in offline.findings):
         return ProbeResults()
     if any(f.code == "placeholder" for f in offline.of(Severity.FILL_IN)):
         return ProbeResults([_not_filled_in(offline)])
