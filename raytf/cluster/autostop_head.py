@@ -13,7 +13,7 @@ from raytf.cluster.autostop import Activity
 from raytf.cluster.job_server import AwayError, JobServer
 from raytf.errors import ClusterError, one_line
 
-#: Seconds for which the head waits for the end of its workers, and between two looks at them.
+#: Seconds for which the head waits for the end of its workers, and between two polls of them.
 _WORKER_SECONDS, _AGAIN_SECONDS = 100.0, 5.0
 
 
@@ -29,8 +29,8 @@ class HeadJobs:
         self._server: JobServer | None = None
         self._total: int | None = None
 
-    def look(self) -> Activity:
-        """Return what the head shows now. A job that came and went since the last look counts as running."""
+    def poll(self) -> Activity:
+        """Return what the head shows now. A job that came and went since the last poll counts as running."""
         if not _has_process("gcs_server"):
             return Activity.GONE
         try:

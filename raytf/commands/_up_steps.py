@@ -121,8 +121,7 @@ def cluster_file(path: str, text: str, here: Surroundings, autostop: str = "") -
     document, report = documents[0], offline.check(text, here)
     cost = report.cost
     if cost is not None:
-        more = ", and more for machines without a known price" if cost.unknown else ""
-        bill = f"It costs {cost.least:.2f} to {cost.most:.2f} USD an hour{more} (list prices of {cost.prices_of})."
+        bill = f"It costs {cost.per_hour} (list prices of {cost.prices_of})."
     elif place_of(document) is Platform.HOSTS:
         bill = "These are hosts of your own, for which raytf knows no price."
     else:

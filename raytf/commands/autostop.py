@@ -28,7 +28,7 @@ from raytf.errors import ConfigError, one_line
 
 #: Variables that the watcher needs to reach Ray: a token itself is not among them, since units can be read by all.
 _VARIABLES = ("PATH", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
-#: Seconds for stopping Ray, for looking at what is left, and for a timer's attempt to end the cluster.
+#: Seconds for stopping Ray, for finding what is left, and for a timer's attempt to end the cluster.
 _STOP_SECONDS, _LOOK_SECONDS, _END_SECONDS = 60.0, 30.0, 240
 
 
@@ -61,11 +61,11 @@ def main(flags: Autostop) -> None:
         return
     from raytf.cluster.autostop_head import HeadJobs
 
-    watcher = Watcher(HeadJobs(autostop.dashboard_of(config)).look, lambda: end(config), period, time.time)
+    watcher = Watcher(HeadJobs(autostop.dashboard_of(config)).poll, lambda: end(config), period, time.time)
     if flags.action == "end":
         watcher.end_unless_busy()
     while flags.action == "watch":
-        watcher.look_once()
+        watcher.poll_once()
         time.sleep(autostop.POLL_SECONDS)
 
 
@@ -73,7 +73,7 @@ class Watcher:
     """Puts the deadline off while a job runs, and ends the cluster when it is near.
 
     Args:
-        look: returns what the head shows of its jobs.
+        poll: returns what the head shows of its jobs.
         end: ends the cluster.
         period: seconds without a job.
         clock: seconds since 1970, as the timer's script reads them.
@@ -82,19 +82,19 @@ class Watcher:
 
     def __init__(
         self,
-        look: Callable[[], Activity],
+        poll: Callable[[], Activity],
         end: Callable[[], None],
         period: float,
         clock: Callable[[], float],
         file: str = autostop.DEADLINE_FILE,
     ):
-        self._look, self._end, self._period, self._clock = look, end, period, clock
+        self._poll, self._end, self._period, self._clock = poll, end, period, clock
         self._file = Path(file).expanduser()
         self._last: Activity | None = None
 
-    def look_once(self) -> None:
+    def poll_once(self) -> None:
         """Look at the jobs, and end the cluster if it is time."""
-        activity, now = self._look(), self._clock()
+        activity, now = self._poll(), self._clock()
         if activity is not self._last:
             _say(activity.value)
             self._last = activity
@@ -108,7 +108,7 @@ class Watcher:
 
     def end_unless_busy(self) -> None:
         """End the cluster, whose deadline has passed, unless a job runs."""
-        if self._look() is Activity.BUSY:
+        if self._poll() is Activity.BUSY:
             set_deadline(self._file, self._clock() + self._period + autostop.SPARE_SECONDS)
         else:
             self._end()
@@ -179,18 +179,18 @@ def end(config: Mapping[str, Any]) -> None:
 def _tell_what_is_left(config: Mapping[str, Any]) -> None:
     """Write to the log what will be left after the head, for at most some seconds."""
 
-    def look() -> None:
+    def inspect() -> None:
         try:
             left = report.find("the cluster", yaml.safe_dump(dict(config)), local_environment.here())
         except Exception as error:
-            _say(f"cannot look at what is left: {one_line(error, 200)}")
+            _say(f"cannot find what is left: {one_line(error, 200)}")
             return
         for item in left.costly:
             _say(f"there is still {item.kind} {item.name} ({item.state}); to remove it: {item.remove}")
         for text in left.unseen:
             _say(f"could not inspect {text}")
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=inspect, daemon=True)
     thread.start()
     thread.join(_LOOK_SECONDS)
 

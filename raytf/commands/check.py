@@ -163,11 +163,9 @@ def _print_cost(cost: Cost, spot: dict[str, float]) -> None:
         for line in cost.lines
     ]
     show(("    type", "machine", "USD/h", "disks", "address", "market", "min", "max"), rows)
-    bounds = dict.fromkeys(f"{usd:.2f}" for usd in (cost.least, cost.most))
-    more = " and more" if cost.unknown else ""
     cheaper = "; spot nodes usually cost a third to two thirds of that, never more" if cost.spot and not spot else ""
     unknown = f"; no price is known for {', '.join(cost.unknown)}" if cost.unknown else ""
-    say(f"    {' to '.join(bounds)} USD an hour{more}, list prices of {cost.prices_of}{cheaper}{unknown}")
+    say(f"    {cost.per_hour}, list prices of {cost.prices_of}{cheaper}{unknown}")
     if cost.traffic is not None:
         say(
             f"    gradients between {cost.traffic.zones} zones: up to {cost.traffic.usd:.2f} USD an hour more, with "

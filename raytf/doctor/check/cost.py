@@ -81,6 +81,12 @@ class Cost:
     prices_of: str = PRICES_OF
     traffic: ZoneTraffic | None = None
 
+    @property
+    def per_hour(self) -> str:
+        """The bounds as text, such as `0.11 to 8.30 USD an hour`, with `and more` if a price is unknown."""
+        bounds = dict.fromkeys(f"{usd:.2f}" for usd in (self.least, self.most))
+        return f"{' to '.join(bounds)} USD an hour{' and more' if self.unknown else ''}"
+
 
 def zone_traffic(document: Document) -> ZoneTraffic | None:
     """Return the estimated cost of traffic between zones, or None if GPU workers share a zone or it is not billed.

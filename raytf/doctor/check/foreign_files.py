@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raytf.doctor.document import Document
@@ -94,4 +94,5 @@ def find(text: str, documents: Sequence[Document]) -> ConfigFinding | None:
 
 def _foreign(file: _Format) -> ConfigFinding:
     why = f"`{file.command}` reads it; `ray up` does not, and raytf checks nothing in it."
-    return error("foreign-file", (), f"this is not a `ray up` file: it is {file.name}", why, file.fix)
+    found = error("foreign-file", (), f"this is not a `ray up` file: it is {file.name}", why, file.fix)
+    return replace(found, line=1)

@@ -96,7 +96,7 @@ def check(document: Document) -> Iterator[ConfigFinding]:
 def _as_meant(document: Document) -> Document:
     """Return an object of KubeRay with the kind whose fields it has, or unchanged if these are not of one kind."""
     kinds = {_FIELD_OF[field] for field in document.mapping("spec") if field in _FIELD_OF}
-    if len(kinds) != 1 or document.get("kind") in kinds or not is_about_ray(document):
+    if len(kinds) != 1 or str(document.get("kind")) in kinds or not is_about_ray(document):
         return document
     return replace(document, value={**document.mapping(), "kind": kinds.pop()})
 

@@ -167,7 +167,7 @@ class Server:
 def test_what_a_head_shows_of_its_jobs(monkeypatch, processes, jobs, activity):
     monkeypatch.setattr(autostop_head, "_has_process", processes.__contains__)
     monkeypatch.setattr(autostop_head, "JobServer", lambda address: Server(jobs))
-    assert autostop_head.HeadJobs("http://127.0.0.1:8265").look() is activity
+    assert autostop_head.HeadJobs("http://127.0.0.1:8265").poll() is activity
 
 
 def test_a_job_that_came_and_went_between_two_looks_counts(monkeypatch):
@@ -175,9 +175,9 @@ def test_a_job_that_came_and_went_between_two_looks_counts(monkeypatch):
     monkeypatch.setattr(autostop_head, "_has_process", lambda title: title == "gcs_server")
     monkeypatch.setattr(autostop_head, "JobServer", lambda address: server)
     head = autostop_head.HeadJobs("http://127.0.0.1:8265")
-    seen = [head.look()]
+    seen = [head.poll()]
     server.jobs = (0, 4)
-    seen += [head.look(), head.look()]
+    seen += [head.poll(), head.poll()]
     assert seen == [IDLE, BUSY, IDLE]
 
 

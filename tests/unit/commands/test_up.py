@@ -127,7 +127,7 @@ def test_with_autostop_the_cluster_ends_by_itself_once_it_is_up():
 @pytest.mark.parametrize(
     ("name", "bill", "is_filled_in"),
     [
-        ("aws-gpu-spot.yaml", "It costs 0.10 to ", True),
+        ("aws-gpu-spot.yaml", "It costs 0.11 to ", True),
         ("gcp-gpu-spot.yaml", "It costs 0.07 to ", False),
         ("local.yaml", "These are hosts of your own, for which raytf knows no price.", False),
     ],
@@ -146,7 +146,7 @@ def test_a_shipped_configuration_is_read(name: str, bill: str, is_filled_in: boo
         (
             "available_node_types: {a: {node_config: {InstanceType: m7i.large}}}\nprovider: {type: aws}\n"
             "head_node_type: a\nmax_workers: 0\nsetup_commands: [export RAY_AUTH_MODE=disabled]",
-            ClusterFile("c", bill="It costs 0.10 to 0.10 USD an hour (list prices of 2025-06)."),
+            ClusterFile("c", bill="It costs 0.11 USD an hour and more (list prices of 2026-07)."),
         ),
         ("", ClusterFile("c")),
     ],

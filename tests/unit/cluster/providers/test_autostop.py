@@ -12,7 +12,7 @@ from raytf.cluster import autostop
 from raytf.cluster.autostop import Activity
 from raytf.cluster.autostop_head import end_cluster
 from raytf.commands.autostop import Watcher, set_deadline
-from tests.cluster.cloud import IMAGE_PARAMETER, REGION, Cloud
+from tests.cluster.cloud import IMAGE_PARAMETERS, REGION, Cloud
 
 MINUTE, HOUR = 60, 3600
 PERIOD = 15.0 * MINUTE
@@ -34,7 +34,7 @@ def node_config(cloud) -> dict[str, Any]:
     ec2 = cloud.client("ec2")
     return {
         "InstanceType": "m7i.large",
-        "ImageId": f"resolve:ssm:{IMAGE_PARAMETER}",
+        "ImageId": f"resolve:ssm:{IMAGE_PARAMETERS[0]}",
         "SubnetIds": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]],
         "SecurityGroupIds": [ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]],
     }
@@ -74,7 +74,7 @@ class World:
         self.count()
 
     def new_watcher(self) -> Watcher:
-        return Watcher(self.look, self.end, PERIOD, lambda: self.now, str(self.folder / self.head / "deadline"))
+        return Watcher(self.poll, self.end, PERIOD, lambda: self.now, str(self.folder / self.head / "deadline"))
 
     def count(self) -> None:
         """Ask the cloud which machines of the cluster are paid for."""
@@ -85,7 +85,7 @@ class World:
     def has_job(self) -> bool:
         return self.now < self.job_ends and self.has_ray
 
-    def look(self) -> Activity:
+    def poll(self) -> Activity:
         if not self.has_ray:
             return Activity.GONE
         if not self.answers:  # the process of a submitted job shows it
@@ -115,7 +115,7 @@ class World:
         """One minute of all that lives: two looks of the watcher, and each machine's timer."""
         for _ in range(2):
             if self.has_watcher and self.has_python and self.head in self.runs:
-                self.watcher.look_once()
+                self.watcher.poll_once()
             self.now += int(autostop.POLL_SECONDS)
         for node in sorted(self.runs):
             self.timer(node)

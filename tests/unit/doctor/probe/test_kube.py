@@ -101,7 +101,10 @@ def routes(documents):
         OPERATORS: {"items": [{"metadata": {"name": "kuberay-operator"}, "status": {"readyReplicas": 1}}]},
         REVIEW: review(True),
         "/api/v1/nodes": {
-            "items": [node("a"), node("b", gpus=1, labels=_labels(cluster), taints=[taint])],
+            "items": [
+                node("a", labels=_labels(cluster, is_head=True)),
+                node("b", gpus=1, labels=_labels(cluster, is_head=False), taints=[taint]),
+            ],
         },
         f"{SPACE}/resourcequotas": {"items": []},
     }
@@ -111,8 +114,9 @@ def routes(documents):
     return found
 
 
-def _labels(cluster):
-    return {k: v for group in kube.groups(cluster) for k, v in group.selector.items()}
+def _labels(cluster, is_head):
+    groups = [group for group in kube.groups(cluster) if (group.name == "head") is is_head]
+    return {k: v for group in groups for k, v in group.selector.items()}
 
 
 def _references(document):
