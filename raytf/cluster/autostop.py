@@ -20,8 +20,8 @@ from raytf.errors import ConfigError
 
 #: Where `ray up` puts the cluster's config on the head, and the file whose modification time is the deadline.
 HEAD_CONFIG, DEADLINE_FILE = "~/ray_bootstrap_config.yaml", "~/.raytf-autostop"
-#: A run that is submitted again, or the next job, must have time to start.
-LEAST_SECONDS = 120.0
+#: A run that is submitted again waits for up to five minutes, and then needs time to start.
+LEAST_SECONDS = 420.0
 #: Seconds by which the timer of a machine is later than the watcher, and between two looks of the watcher.
 SPARE_SECONDS, POLL_SECONDS = 120.0, 30.0
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -54,6 +54,17 @@ def seconds_of(duration: object) -> float:
             f"{AUTOSTOP} is {duration!r}. Write {LEAST_SECONDS / 60:g}m or more: a job needs time to start."
         )
     return seconds
+
+
+def with_timer(command: str, after: str) -> str:
+    """Return a command that first starts the timer of the head, where Ray runs the commands of jobs."""
+    return f"raytf autostop arm --after {seconds_of(after):.0f}s && {{\n{command}\n}}" if after else command
+
+
+def without_timer(command: str) -> str:
+    """Return the command that `with_timer` was called with."""
+    match = re.fullmatch(r"raytf autostop arm --after \d+s && \{\n(.*)\n\}", command, re.DOTALL)
+    return match[1] if match else command
 
 
 def next_deadline(activity: Activity, deadline: float, now: float, period: float) -> float:
@@ -101,7 +112,9 @@ def guard_script(kind: str, deadline_file: str, period: float, end: str) -> str:
             f"if pgrep -f '{_SIGNS[kind]}' > /dev/null; then",
             f"    touch -d @$((now + {period + SPARE_SECONDS:.0f})) {file}",
             "fi",
-            f'if [ "$now" -lt "$(stat -c %Y {file} || echo 0)" ]; then exit 0; fi',
+            # A machine that was stopped has an old deadline when it starts again, and sets up Ray first.
+            f"ready=$((now - $(cut -d. -f1 /proc/uptime) + {period + SPARE_SECONDS:.0f}))",
+            f'if [ "$now" -lt "$ready" ] || [ "$now" -lt "$(stat -c %Y {file} || echo 0)" ]; then exit 0; fi',
             end,
             "",
         ]
@@ -161,7 +174,8 @@ def install_script(files: Mapping[str, str]) -> str:
     """
     lines = ["set -e"]
     for path, text in files.items():
-        lines += [f"cat > {path} << 'END-OF-RAYTF'", text.rstrip("\n"), "END-OF-RAYTF"]
+        # In one step, since the timer may be reading the old file.
+        lines += [f"cat > {path}.new << 'END-OF-RAYTF'", text.rstrip("\n"), "END-OF-RAYTF", f"mv {path}.new {path}"]
     lines += ["systemctl daemon-reload", "systemctl enable --quiet --now raytf-autostop.timer"]
     if any(path.endswith("-watch.service") for path in files):
         lines.append("systemctl restart raytf-autostop-watch.service")

@@ -70,7 +70,10 @@ def end_cluster(
     except Exception as error:  # a worker whose head is gone ends by its own timer
         say(f"cannot end the workers: {one_line(error, 300)}")
     before_head()
-    for node in provider.non_terminated_nodes({TAG_RAY_NODE_KIND: NODE_KIND_HEAD}):
+    heads = provider.non_terminated_nodes({TAG_RAY_NODE_KIND: NODE_KIND_HEAD})
+    if not heads:  # then the timer shuts this machine down
+        raise ClusterError("The cloud lists no head of this cluster.")
+    for node in heads:
         say(f"ending the head {node}")
         provider.end_head(node)
 
@@ -81,5 +84,5 @@ def _end_workers(provider: Any, clock: Callable[[], float], sleep: Callable[[flo
     while workers := provider.non_terminated_nodes({TAG_RAY_NODE_KIND: NODE_KIND_WORKER}):
         if clock() >= deadline:
             raise ClusterError(f"{len(workers)} still run")
-        provider.terminate_nodes(workers)
+        provider.end_workers(workers)
         sleep(_AGAIN_SECONDS)

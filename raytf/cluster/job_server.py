@@ -14,6 +14,7 @@ from ray.exceptions import AuthenticationError
 
 from raytf._ray import jobs
 from raytf.cluster import local_ray
+from raytf.cluster.autostop import without_timer
 from raytf.cluster.resubmission import JobSighting
 from raytf.errors import ClusterError, DamagedFileError, one_line
 from raytf.storage import untrusted_json
@@ -103,7 +104,8 @@ class JobServer:
     def running(self, command: str, origin: str) -> str | None:
         """Return the name of an unfinished job that raytf submitted with this command and origin, or None."""
         for job in self._newest_first():
-            is_ours = (job.get("metadata") or {}).get(ORIGIN) == origin and job.get("entrypoint") == command
+            is_same = without_timer(str(job.get("entrypoint"))) == without_timer(command)
+            is_ours = is_same and (job.get("metadata") or {}).get(ORIGIN) == origin
             name = job.get("submission_id")
             if is_ours and name and job["status"] not in _ENDED and not self._is_watcher_dead(name):
                 return str(name)
@@ -114,7 +116,7 @@ class JobServer:
         for job in self._newest_first():
             name = job.get("submission_id")
             if name and (job.get("metadata") or {}).get(MARK):
-                return str(name), str(job.get("entrypoint") or "")
+                return str(name), without_timer(str(job.get("entrypoint") or ""))
         return None
 
     def count(self) -> tuple[int, int]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from raytf.cluster.autostop import seconds_of
+from raytf.cluster.providers.fallback import AUTOSTOP, MODULES, cloud_of
 from raytf.config import exit_codes
 from raytf.doctor.check import job_fit, offline, shell_commands
 from raytf.doctor.check.kuberay import is_manifest
@@ -28,6 +30,7 @@ class Part(StrEnum):
     CHECK = "check"
     PROBE = "probe"
     CLUSTER = "ray up"
+    ARM = "autostop"
     TUNNEL = "tunnel"
     FOLLOW = "follow"
     SUMMARY = "summary"
@@ -83,14 +86,12 @@ class Job:
 
     Attributes:
         summary: the command that shows the result, on the head; empty for none.
-        autostop: as the user passed it; empty for none.
     """
 
     command: str
     working_dir: str = "."
     env: tuple[str, ...] = ()
     summary: str = ""
-    autostop: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,11 @@ def cluster_file(path: str, text: str, here: Surroundings, autostop: str = "") -
     if not documents:
         return ClusterFile(path)  # `raytf check` reports what is wrong with it
     document, report = documents[0], offline.check(text, here)
+    if autostop and cloud_of(document.mapping("provider")) not in MODULES.values():
+        raise ConfigError(
+            f"--autostop {autostop}: {path} is not of a cluster on AWS, Azure or Google Cloud, and autostop cannot end "
+            "another one. Leave the flag out."
+        )
     cost = report.cost
     if cost is not None:
         bill = f"It costs {cost.per_hour} (list prices of {cost.prices_of})."
@@ -131,7 +137,7 @@ def cluster_file(path: str, text: str, here: Surroundings, autostop: str = "") -
         shell_commands.auth_mode_of_head(document) == "token",
         not any(finding.code == "placeholder" for finding in report.findings),
         bill,
-        autostop or str(document.get("provider", "autostop", default="")),
+        autostop or str(document.get("provider", AUTOSTOP) or ""),
     )
 
 
@@ -141,7 +147,8 @@ def first_steps(cluster: ClusterFile, job: Job) -> list[Step]:
     return [
         *([Step(Part.TOKEN, ("ray", "get-auth-token", "--generate"))] if cluster.has_token else []),
         Step(Part.CHECK, ("raytf", "check", cluster.path, "--job", job.command, *folder)),
-        Step(Part.PROBE, ("ray", "exec", cluster.path, "ray status")),
+        # Without a token on the head `ray status` fails, though Ray runs.
+        Step(Part.PROBE, ("ray", "exec", cluster.path, "ray status || pgrep -x gcs_server")),
     ]
 
 
@@ -153,14 +160,22 @@ def further_steps(cluster: ClusterFile, job: Job, port: int, is_up: bool) -> lis
         is_up: whether Ray runs on the head already. `ray up` would restart it, and so end all jobs.
     """
     env = tuple(word for pair in job.env for word in ("--env", pair))
-    autostop = ("--autostop", job.autostop) if job.autostop else ()
-    flags = ("--working-dir", job.working_dir, *env, *autostop)
+    flags = ("--working-dir", job.working_dir, *env)
     return [
         Step(Part.CLUSTER, ("ray", "up", "-y", *(("--no-restart",) if is_up else ()), cluster.path)),
+        *_arm(cluster),
         tunnel(cluster, port),
         Step(Part.FOLLOW, ("raytf", "submit", address_at(port), *flags, *_as_typed(job.command)), cluster.has_token),
         *summary(cluster, job.summary),
     ]
+
+
+def _arm(cluster: ClusterFile) -> list[Step]:
+    """Return the step that starts autostop, which `ray up --no-restart` does not do; none without autostop."""
+    if not cluster.autostop:
+        return []
+    command = f"raytf autostop arm --after {seconds_of(cluster.autostop):.0f}s"
+    return [Step(Part.ARM, ("ray", "exec", cluster.path, command))]
 
 
 def _as_typed(command: str) -> tuple[str, ...]:
@@ -191,7 +206,8 @@ def summary_command(command: str, run: str) -> str:
         return ""
     if "--storage" not in words:
         return ""
-    shown = ("runs", storage) if "--new" in words else ("show", f"{storage.rstrip('/')}/{run}")
+    base, mark, options = storage.partition("?") if "://" in storage else (storage, "", "")
+    shown = ("runs", storage) if "--new" in words else ("show", f"{base.rstrip('/')}/{run}{mark}{options}")
     return shlex.join(("raytf", *shown))
 
 
@@ -239,7 +255,7 @@ def running(part: Part, cluster: ClusterFile) -> tuple[str, ...]:
     if part is Part.CLUSTER:
         what = f"A part of the cluster may run. {cluster.bill}"
         return (what, f"To try again, repeat the same command. To end it: {end}")
-    if cluster.autostop:
+    if cluster.autostop and part is not Part.ARM:
         until = f"It ends by itself {cluster.autostop} after its last job. To end it now: {end}"
     else:
         until = f"It runs until you end it: {end}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import importlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -26,8 +27,13 @@ from raytf.doctor import local_environment
 from raytf.doctor.leftovers import report
 from raytf.errors import ConfigError, one_line
 
-#: Variables that the watcher needs to reach Ray: a token itself is not among them, since units can be read by all.
-_VARIABLES = ("PATH", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+#: Variables that the watcher needs to reach Ray and the cloud. None is a secret, since every user can read units; the
+#: address of a proxy with a password is left out.
+_VARIABLES = re.compile(
+    "PATH|RAY_AUTH_MODE|RAY_AUTH_TOKEN_PATH|AWS_(PROFILE|REGION|DEFAULT_REGION|CONFIG_FILE|SHARED_CREDENTIALS_FILE)"
+    "|AZURE_(CLIENT|TENANT)_ID|GOOGLE_APPLICATION_CREDENTIALS|SSL_CERT_FILE|REQUESTS_CA_BUNDLE|(https?|no|all)_proxy",
+    re.IGNORECASE,
+)
 #: Seconds for stopping Ray, for finding what is left, and for a timer's attempt to end the cluster.
 _STOP_SECONDS, _LOOK_SECONDS, _END_SECONDS = 60.0, 30.0, 240
 
@@ -136,14 +142,14 @@ def _read(path: str) -> dict[str, Any]:
 def _arm(flags: Autostop, config: Mapping[str, Any], period: float) -> None:
     kind = "worker" if flags.worker else "head"
     file = Path(autostop.DEADLINE_FILE).expanduser()
-    variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    variables = {k: v for k, v in os.environ.items() if _VARIABLES.fullmatch(k) and not {"@", "%", '"'} & set(v)}
     own = [sys.executable, "-m", "raytf", "autostop"]
     more = ["--after", f"{period:.0f}s", "--config", str(Path(flags.config).expanduser())]
     user = getpass.getuser()
     off = "systemctl poweroff"
     if kind == "head":
         as_user = ["sudo", "-u", user, "-H", "env", *(f"{name}={value}" for name, value in variables.items())]
-        first = shlex.join(["timeout", str(_END_SECONDS), *as_user, *own, "end", *more])
+        first = shlex.join(["timeout", "-k", "10", str(_END_SECONDS), *as_user, *own, "end", *more])
         # On Azure a machine that is off is paid for: the timer tries again a minute later.
         off = first if fallback.cloud_of(config["provider"]) == "azure" else f"{first} || {off}"
     script = autostop.guard_script(kind, str(file), period, off)

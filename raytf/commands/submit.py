@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from annotated_types import Gt
 
-from raytf.cluster.autostop import seconds_of
+from raytf.cluster.autostop import with_timer
 from raytf.config import program
 from raytf.config.setting import Rest
 from raytf.config.terminal_text import log_text, say
@@ -77,7 +77,7 @@ def main(flags: Submit) -> None:
         raise ConfigError(f"{problem}. Expected: raytf submit http://HOST:8265 -- python jobs/mnist.py --workers 1:4")
     address = submission.address_of(flags.address[0])
     limits = _limits(flags)
-    flags = replace(flags, command=_with_autostop(flags.command, flags.autostop))
+    flags = replace(flags, command=with_timer(flags.command, flags.autostop))
     runtime_env: dict[str, Any] = {"env_vars": submission.environment_of(flags.env)}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="raytf-submit-") as scratch:
@@ -156,13 +156,6 @@ def _limits(flags: Submit) -> Any:
     if text != "unlimited" and not text.isdecimal():
         raise ConfigError(f"--max-resubmits {text}: expected a number such as 20, or unlimited.")
     return ResubmissionLimits(None if text == "unlimited" else int(text), flags.head_seconds)
-
-
-def _with_autostop(command: str, after: str) -> str:
-    """Return a command that first starts the timer of the head, where Ray runs the commands of jobs."""
-    if not after:
-        return command
-    return f"raytf autostop arm --after {seconds_of(after):.0f}s && {{\n{command}\n}}"
 
 
 def _say(message: str) -> None:

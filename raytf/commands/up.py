@@ -11,6 +11,7 @@ import tyro
 from raytf.cluster import autostop
 from raytf.commands import _up_runner as runner
 from raytf.commands import _up_steps as steps
+from raytf.commands import submit
 from raytf.commands._up_steps import Part
 from raytf.config.setting import Rest
 from raytf.doctor.check import job_fit
@@ -38,7 +39,7 @@ class Up:
     env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """NAME=VALUE for the job and its workers; can be repeated."""
     autostop: str = ""
-    """End the cluster after it has had no job for so long, such as 15m; passed to `raytf submit`."""
+    """End the cluster after it has had no job for so long, such as 15m."""
 
 
 def main(flags: Up) -> None:
@@ -49,18 +50,21 @@ def main(flags: Up) -> None:
     job_fit.parse(flags.command)  # refuses wrong flags here, before anything is started
     if flags.autostop:
         autostop.seconds_of(flags.autostop)
+    problem = submit.mistake(submit.Submit(("here",), flags.command))
+    if problem:
+        raise ConfigError(f"{problem}. Usage: {_USAGE}")
     cluster = runner.read(path, flags.autostop)
     from raytf.cluster.submission import environment_of, run_of  # Ray takes a second
 
     environment_of(flags.env)
     summary = steps.summary_command(flags.command, run_of(flags.command))
-    job = steps.Job(flags.command, flags.working_dir, flags.env, summary, flags.autostop)
+    job = steps.Job(flags.command, flags.working_dir, flags.env, summary)
     with runner.Runner("raytf up") as run:
         code = run.perform(steps.first_steps(cluster, job), cluster)
         if code is None:
             is_up = run.codes[Part.PROBE] == 0
             if is_up:
-                run.say("Ray runs on the head already, and is not restarted: its jobs continue")
+                run.say("Ray already runs on the head, so `ray up` does not restart it. Running jobs continue.")
             code = run.perform(steps.further_steps(cluster, job, runner.free_port(), is_up), cluster)
         if code is None:
             code = 0

@@ -73,6 +73,10 @@ class FallbackProvider:
         """
         raise NotImplementedError
 
+    def end_workers(self, nodes: list[str]) -> None:
+        """Begin to delete workers."""
+        self.terminate_nodes(nodes)  # type: ignore[attr-defined]
+
     def end_head(self, node: str) -> None:
         """Delete the head, on which this may run."""
         self.cache_stopped_nodes = False

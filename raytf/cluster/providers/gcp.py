@@ -57,6 +57,17 @@ class Provider(FallbackProvider, GCPNodeProvider):
             known = self.cached_nodes.get(node_name)
             return known.resource if known is not None else super()._get_resource_depending_on_node_name(node_name)
 
+    def end_workers(self, nodes: list[str]) -> None:
+        """Begin to delete workers, all at once: Ray's provider waits for each, up to a minute."""
+        errors = []
+        for node in nodes:
+            try:
+                self._get_resource_depending_on_node_name(node).delete_instance(node_id=node, wait_for_operation=False)
+            except Exception as error:  # the others are to be deleted all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
     def offers(self, node_config: Mapping[str, Any]) -> list[CapacityOffer]:
         return [
             CapacityOffer(machine, zone, candidate.config, candidate.at_most, kind_name(candidate.config))

@@ -19,7 +19,7 @@ PERIOD = 900.0
 
 
 @pytest.mark.parametrize(
-    ("duration", "seconds"), [("15m", 900), ("900s", 900), ("2h", 7200), ("1h30m", 5400), ("2m", 120)]
+    ("duration", "seconds"), [("15m", 900), ("900s", 900), ("2h", 7200), ("1h30m", 5400), ("7m", 420)]
 )
 def test_a_duration_has_seconds(duration, seconds):
     assert autostop.seconds_of(duration) == seconds
@@ -35,7 +35,7 @@ def test_a_duration_without_a_unit_or_with_another_is_refused(duration):
 
 @pytest.mark.parametrize("duration", ["0m", "119s"])
 def test_a_duration_in_which_no_job_could_start_is_refused(duration):
-    with pytest.raises(ConfigError, match="Write 2m or more"):
+    with pytest.raises(ConfigError, match="Write 7m or more"):
         autostop.seconds_of(duration)
 
 
@@ -61,9 +61,15 @@ def test_only_a_head_that_shows_no_job_ends_after_the_period(activity, after, en
     assert deadline == (now if activity is BUSY else start) + PERIOD + SPARE_SECONDS
 
 
-def run_guard(folder: Path, kind: str, now: int, deadline: int | None, has_job: bool) -> tuple[bool, int]:
+def run_guard(
+    folder: Path, kind: str, now: int, deadline: int | None, has_job: bool, uptime: int = 4000
+) -> tuple[bool, int]:
     """Run the script of a machine whose clock and processes are given; whether it ended, and the deadline then."""
-    programs = {"date": f"echo {now}", "pgrep": f'echo "$@" >> asked; exit {0 if has_job else 1}'}
+    programs = {
+        "date": f"echo {now}",
+        "cut": f"echo {uptime}",
+        "pgrep": f'echo "$@" >> asked; exit {0 if has_job else 1}',
+    }
     for name, body in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
@@ -96,6 +102,23 @@ def test_the_timer_ends_its_machine_after_the_deadline_unless_a_job_runs(
     assert run_guard(tmp_path, kind, 5000, deadline, has_job) == (ends, after)
     sign = {"head": "[r]ay::JobSupervisor", "worker": "[r]aylet/raylet"}[kind]
     assert (tmp_path / "asked").read_text() == f"-f {sign}\n"
+
+
+@pytest.mark.parametrize(("uptime", "ends"), [(30, False), (1019, False), (1020, True)])
+def test_a_machine_that_starts_again_has_a_period_to_set_up(tmp_path, uptime, ends):
+    assert run_guard(tmp_path, "head", 5000, 100, False, uptime)[0] is ends
+
+
+@pytest.mark.parametrize("command", ["python a.py", "a && {\nb\n}", "raytf autostop arm --after 900s && b"])
+def test_a_command_with_a_timer_is_known_as_itself(command):
+    wrapped = autostop.with_timer(command, "15m")
+    assert wrapped.startswith("raytf autostop arm --after 900s && {\n")
+    assert (
+        autostop.without_timer(wrapped)
+        == command
+        == autostop.without_timer(command)
+        == autostop.with_timer(command, "")
+    )
 
 
 def test_the_files_of_a_machine_are_written_as_they_are(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,15 +36,15 @@ def lines(cluster: ClusterFile, job: Job, is_up: bool = False) -> list[str]:
 
 
 def test_the_steps_of_a_cluster_with_a_token():
-    job = Job("python job.py --run a", ".", ("A=b c",), "raytf show s3://b/runs/a", "15m")
-    assert lines(CLUSTER, job) == [
+    job = Job("python job.py --run a", ".", ("A=b c",), "raytf show s3://b/runs/a")
+    assert lines(replace(CLUSTER, autostop="15m"), job) == [
         "ray get-auth-token --generate > /dev/null",
         "raytf check c.yaml --job 'python job.py --run a' --working-dir .",
-        "ray exec c.yaml 'ray status' > /dev/null 2>&1",
+        "ray exec c.yaml 'ray status || pgrep -x gcs_server' > /dev/null 2>&1",
         "ray up -y c.yaml",
+        "ray exec c.yaml 'raytf autostop arm --after 900s'",
         "ray dashboard c.yaml --port 8265 &",
-        "RAY_AUTH_MODE=token raytf submit http://127.0.0.1:8265 --working-dir . --env 'A=b c' --autostop 15m "
-        "-- python job.py --run a",
+        "RAY_AUTH_MODE=token raytf submit http://127.0.0.1:8265 --working-dir . --env 'A=b c' -- python job.py --run a",
         "ray exec c.yaml 'raytf show s3://b/runs/a'",
     ]
 
@@ -52,7 +53,7 @@ def test_the_steps_of_a_cluster_that_runs_without_a_token():
     job = Job("cd x && python a.py", "")
     assert lines(ClusterFile("c.yaml"), job, is_up=True) == [
         "raytf check c.yaml --job 'cd x && python a.py'",
-        "ray exec c.yaml 'ray status' > /dev/null 2>&1",
+        "ray exec c.yaml 'ray status || pgrep -x gcs_server' > /dev/null 2>&1",
         "ray up -y --no-restart c.yaml",
         "ray dashboard c.yaml --port 8265 &",
         "raytf submit http://127.0.0.1:8265 --working-dir '' --command 'cd x && python a.py'",
@@ -166,6 +167,7 @@ def test_autostop_of_the_command_line_goes_before_that_of_the_file():
         ("python job.py --storage s3://b/runs/", "raytf show s3://b/runs/job"),
         ("python job.py --storage=s3://b/runs --run a", "raytf show s3://b/runs/a"),
         ("python job.py --storage '/mnt/my runs' --new", "raytf runs '/mnt/my runs'"),
+        ("python job.py --storage 'az://c/runs?account_name=a'", "raytf show 'az://c/runs/job?account_name=a'"),
         ("python job.py", ""),
         ("python job.py --storage a --workers x", ""),
     ],
@@ -188,6 +190,8 @@ def test_manifests_of_kubernetes_are_refused_in_one_line(path: Path):
         (["up"], "No cluster YAML given. Usage: raytf up cluster.yaml -- "),
         (["up", "a", "b", "--", "true"], "2 files given, expected one"),
         (["up", "a"], "No command given"),
+        (["up", "a", "--", "a; b"], "'a; b' is in quotes"),
+        (["up", str(CONFIGS / "local.yaml"), "--autostop", "15m", "--", "true"], "--autostop 15m: "),
         (["up", "no.yaml", "--", "true"], "no.yaml cannot be read"),
         (["up", "-", "--", "true"], "- is standard input; expected one cluster YAML"),
         (["up", str(CONFIGS / "local.yaml"), "--env", "A", "--", "true"], "--env A: expected NAME=VALUE"),

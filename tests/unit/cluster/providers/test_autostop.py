@@ -216,7 +216,7 @@ class Recorder:
     def non_terminated_nodes(self, tags: dict[str, str]) -> list[str]:
         return [tags["ray-node-type"]]
 
-    def terminate_nodes(self, nodes: list[str]) -> None:
+    def end_workers(self, nodes: list[str]) -> None:
         self.calls.append("workers")
 
     def end_head(self, node: str) -> None:
