@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from raytf.doctor import machines
+from raytf.doctor import disks, machines
 from raytf.doctor.document import Document
 from raytf.doctor.finding import (
     ConfigFinding,
@@ -59,7 +59,7 @@ _LEAST_GB, _GPU_GB = 20, 50
 _BOOT_DISKS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("a3", "c3", "c3d", "g2"), ("pd-balanced", "pd-ssd")),
     "h3": ("pd-balanced",),
-    **dict.fromkeys(("a3-ultragpu", "a4", "a4x", "c4", "c4a", "c4d", "g4", "h4d", "m4", "n4", "n4a", "n4d", "x4"), ()),
+    **dict.fromkeys(disks.HYPERDISK_ALONE, ()),
 }
 #: The families above whose disks without a diskType are pd-standard. The default of the others is one that they accept
 #: (Compute Engine's discovery document, AttachedDiskInitializeParams.diskType, revision 20261106).
@@ -163,8 +163,8 @@ def _gpus(t: NodeType, scheduling: dict[str, Any], path: Path, where: Path) -> I
 
 
 def _disks(t: NodeType, path: Path, document: Document) -> Iterator[ConfigFinding]:
-    disks = t.config.get("disks")
-    for i, disk in enumerate(disks if isinstance(disks, list) else ()):
+    listed = t.config.get("disks")
+    for i, disk in enumerate(listed if isinstance(listed, list) else ()):
         first = disk.get("initializeParams") if isinstance(disk, dict) else None
         if not isinstance(first, dict):
             continue
