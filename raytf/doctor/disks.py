@@ -40,6 +40,11 @@ _IOPS_USD = {"gp3": 0.005, "io1": 0.065, "io2": 0.065}
 _FREE_THROUGHPUT, _THROUGHPUT_USD = 125, 0.04
 #: Names of the disk from which AMIs boot.
 _ROOTS = ("/dev/sda1", "/dev/xvda")
+#: Google Cloud's machine families, or machines, that boot from Hyperdisk alone, and those whose default is pd-balanced.
+HYPERDISK_ALONE = frozenset(
+    ("a3-ultragpu", "a4", "a4x", "c4", "c4a", "c4d", "g4", "h4d", "m4", "n4", "n4a", "n4d", "x4"),
+)
+_BALANCED_BY_DEFAULT = ("c3", "c3d", "h3")
 #: Google Cloud has local SSDs in this size alone, in GB.
 _LOCAL_SSD = 375
 
@@ -118,9 +123,17 @@ def _google(config: Mapping[str, Any]) -> Iterator[float | None]:
     for disk in disks:
         first = disk.get("initializeParams")
         first = first if isinstance(first, dict) else {}
-        kind = str(first.get("diskType", "pd-standard")).rsplit("/", 1)[-1]
+        kind = str(first.get("diskType") or _google_default(config)).rsplit("/", 1)[-1]
         size = _LOCAL_SSD if kind == "local-ssd" else _number(first.get("diskSizeGb", disk.get("diskSizeGb")))
         yield None if size is None else disk_usd(kind, size)
+
+
+def _google_default(config: Mapping[str, Any]) -> str:
+    """Return the type of a disk without a diskType, which the family of the machine determines."""
+    family, _, size = str(config.get("machineType", "")).rsplit("/", 1)[-1].partition("-")
+    if family in HYPERDISK_ALONE or f"{family}-{size.partition('-')[0]}" in HYPERDISK_ALONE:
+        return "hyperdisk-balanced"
+    return "pd-balanced" if family in _BALANCED_BY_DEFAULT else "pd-standard"
 
 
 def _azure(config: Mapping[str, Any]) -> Iterator[float | None]:

@@ -62,6 +62,11 @@ class NodeType:
     def path(self) -> Path:
         return ("available_node_types", self.name)
 
+    @property
+    def may_have_gpus(self) -> bool:
+        """Whether the machine has GPUs, or is unknown."""
+        return self.machine is None or self.machine.gpus > 0
+
     def has(self, resource: str) -> float:
         """Return how much of a resource Ray schedules on a node of this type."""
         if resource in self.resources:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from raytf.cluster.autostop import seconds_of
 from raytf.cluster.providers import fallback
@@ -12,9 +13,10 @@ from raytf.doctor.finding import ConfigFinding, Path, error, stops_ray_up
 from raytf.doctor.node_types import node_types
 from raytf.errors import ConfigError
 
+_ALL = "https://www.googleapis.com/auth/cloud-platform"
 #: OAuth scopes with which a machine of Google Cloud can delete machines: "Authorization scopes" of instances.delete in
 #: Google's reference of the Compute Engine API.
-_SCOPES = {"https://www.googleapis.com/auth/compute", "https://www.googleapis.com/auth/cloud-platform"}
+_SCOPES = {"https://www.googleapis.com/auth/compute", _ALL}
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:
@@ -40,11 +42,15 @@ def check(document: Document) -> Iterator[ConfigFinding]:
 def _scopes(document: Document) -> Iterator[ConfigFinding]:
     for t in node_types(as_cloud(document)):
         accounts = t.config.get("serviceAccounts") if t.is_head else None
-        scopes = (
-            {scope for a in accounts if isinstance(a, dict) for scope in a.get("scopes") or ()} if accounts else None
-        )
-        if scopes is not None and not scopes & _SCOPES:
+        lists = [a.get("scopes") for a in _list(accounts) if isinstance(a, dict)]
+        scopes = {str(scope) for listed in lists for scope in _list(listed)}
+        if accounts and not scopes & _SCOPES:
             what = f"the scopes of the head are {', '.join(sorted(scopes)) or 'none'}"
             why = "Google refuses what the head asks for: it can neither start workers nor end itself, and is paid for."
-            fix = f"Add the scope {max(_SCOPES)}; the roles of the account then decide."
+            fix = f"Add the scope {_ALL}; the roles of the account then decide."
             yield error("autostop-scopes", (*t.path, "node_config", "serviceAccounts"), what, why, fix)
+
+
+def _list(value: Any) -> list[Any]:
+    """Return a list as it is, None as an empty list, and any other value as a list of one."""
+    return value if isinstance(value, list) else [] if value is None else [value]

@@ -14,6 +14,8 @@ from raytf.doctor.node_types import NodeType, node_types, small_disk, spot_head,
 _AMI = re.compile(r"ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:\S+|latest_dlami")
 #: AWS's public parameter for the newest Ubuntu image with NVIDIA's driver, in each region.
 GOOD_IMAGE = "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+#: Canonical's public parameter for the newest Ubuntu image, for machines without GPUs.
+_PLAIN_IMAGE = "resolve:ssm:/aws/service/canonical/ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp2/ami-id"
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 #: Least disk size in GiB without and with a GPU: for the image, TensorFlow, CUDA, logs and spilled objects.
 _LEAST_GIB, _GPU_GIB = 20, 60
@@ -108,7 +110,7 @@ def _image(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
             "ImageId is latest_dlami" if image else "ImageId is missing",
             "Ray then uses a Deep Learning AMI with Ubuntu 18.04 (V71, 2023). It exists in only 15 regions, and its "
             "driver is too old for the CUDA of TensorFlow 2.21.",
-            f"Write {GOOD_IMAGE}, or the id of an image in your region.",
+            f"Write {GOOD_IMAGE if t.may_have_gpus else _PLAIN_IMAGE}, or the id of an image in your region.",
         )
     elif isinstance(image, str) and not _AMI.fullmatch(image):
         fix = "Write ami- and 8 or 17 hexadecimal digits, or resolve:ssm:PARAMETER."

@@ -54,6 +54,11 @@ def _is_compose(value: dict[str, Any]) -> bool:
     )
 
 
+def _is_helm_values(value: dict[str, Any]) -> bool:
+    image = value.get("image")
+    return isinstance(image, dict) and "repository" in image
+
+
 @dataclass(frozen=True)
 class _Format:
     name: str
@@ -74,6 +79,12 @@ _FORMATS = (
         "kubectl ray create cluster",
         lambda value: not {"worker-groups", "ray-version"}.isdisjoint(value),
         "Check what the plugin makes of it: kubectl ray create cluster NAME --file FILE --dry-run | raytf check -",
+    ),
+    _Format(
+        "values of a Helm chart",
+        "helm install",
+        _is_helm_values,
+        "Render it first: helm template NAME CHART --values FILE | raytf check -",
     ),
 )
 _CLOUDFORMATION_TEMPLATE = _Format("an AWS CloudFormation template", "aws cloudformation deploy", lambda value: False)

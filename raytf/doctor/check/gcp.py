@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from raytf.doctor import machines
+from raytf.doctor import disks, machines
 from raytf.doctor.document import Document
 from raytf.doctor.finding import (
     ConfigFinding,
@@ -48,6 +48,7 @@ _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _WITH_GPUS = ("a2-", "a3-", "a4-", "g2-", "g4-")
 #: Ubuntu with NVIDIA's driver, as Google publishes it.
 _GOOD_IMAGE = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2204-amd64-with-nvidia-580"
+_PLAIN_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts"
 _RETIRED_IMAGES = re.compile(r"ubuntu-(1604|1804|2004)|ubuntu-16|ubuntu-18|tf-?1-|debian-9|common-cu(8|9|10|11)\d*")
 _ACCELERATOR = re.compile(r"(nvidia-)?(tesla-)?(t4|v100|p100|p4|k80)", re.I)
 _LEAST_GB, _GPU_GB = 20, 50
@@ -58,7 +59,7 @@ _LEAST_GB, _GPU_GB = 20, 50
 _BOOT_DISKS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("a3", "c3", "c3d", "g2"), ("pd-balanced", "pd-ssd")),
     "h3": ("pd-balanced",),
-    **dict.fromkeys(("a3-ultragpu", "a4", "a4x", "c4", "c4a", "c4d", "g4", "h4d", "m4", "n4", "n4a", "n4d", "x4"), ()),
+    **dict.fromkeys(disks.HYPERDISK_ALONE, ()),
 }
 #: The families above whose disks without a diskType are pd-standard. The default of the others is one that they accept
 #: (Compute Engine's discovery document, AttachedDiskInitializeParams.diskType, revision 20261106).
@@ -162,8 +163,8 @@ def _gpus(t: NodeType, scheduling: dict[str, Any], path: Path, where: Path) -> I
 
 
 def _disks(t: NodeType, path: Path, document: Document) -> Iterator[ConfigFinding]:
-    disks = t.config.get("disks")
-    for i, disk in enumerate(disks if isinstance(disks, list) else ()):
+    listed = t.config.get("disks")
+    for i, disk in enumerate(listed if isinstance(listed, list) else ()):
         first = disk.get("initializeParams") if isinstance(disk, dict) else None
         if not isinstance(first, dict):
             continue
@@ -171,7 +172,8 @@ def _disks(t: NodeType, path: Path, document: Document) -> Iterator[ConfigFindin
         if isinstance(image, str) and _RETIRED_IMAGES.search(image):
             what = f"image {image!r} is retired, or its CUDA is too old for TensorFlow 2.21"
             why = "Google finds no image, or TensorFlow finds no GPU."
-            yield error("retired-image", (*inner, "sourceImage"), what, why, f"Use {_GOOD_IMAGE}.")
+            fix = f"Use {_GOOD_IMAGE if t.may_have_gpus else _PLAIN_IMAGE}."
+            yield error("retired-image", (*inner, "sourceImage"), what, why, fix)
         if disk.get("boot"):
             size = first.get("diskSizeGb")
             yield from small_disk(t, (*inner, "diskSizeGb"), size, (_LEAST_GB, _GPU_GB), "GB", "Google")

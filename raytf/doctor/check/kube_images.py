@@ -95,7 +95,7 @@ def _fixes(images: Sequence[PodImage], clusters: Clusters, here: Surroundings) -
         text = f"Use {advised[0]}"
     else:
         parts = [
-            f"{new} instead of {old}{' in pods with GPUs' if len(news) > 1 and new.endswith('-gpu') else ''}"
+            f"{new} instead of {old}{' in pods with GPUs' if len(news) > 1 and '-gpu' in new else ''}"
             for old, news in pairs.items()
             for new in sorted(news)
             if new != old

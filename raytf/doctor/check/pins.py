@@ -11,8 +11,10 @@ from raytf.doctor.finding import ConfigFinding, Path, error
 from raytf.doctor.local_environment import Surroundings
 
 _INSTALL = re.compile(r"\bpip3?\s+install\s([^;&|]*)")
-#: A requirement such as `numpy==2.1`, with its extras; versions with a wildcard or a second condition are left alone.
-_PIN = re.compile(r"(?<![\w.=/:-])([A-Za-z0-9][\w.-]*)(?:\[[\w,.-]*\])?\s*==\s*([\w.!+]+)(?![\w.*,;])")
+#: A requirement such as `numpy==2.1`, with its extras. Versions with a wildcard, a variable or a second condition are
+#: left alone.
+_PIN = re.compile(r"(?<![\w.=/:-])([A-Za-z0-9][\w.-]*)(?:\[[\w,.-]*\])?\s*==\s*([\w.!+]+)(?![\w.*$,;])")
+_COMMENT = re.compile(r"(^|\s)#.*$", re.M)
 _CONSTRAINTS = re.compile(r"(?:^|\s)(?:-c|--constraint)[\s=]\s*[\"']?([^\s\"']+)")
 _COMMANDS = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
 
@@ -20,7 +22,7 @@ _COMMANDS = ("initialization_commands", "setup_commands", "head_setup_commands",
 def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     """Find a package that one `pip install` pins to two versions, or to another one than its file of constraints."""
     for path, command in document.commands(*_COMMANDS):
-        for install in _INSTALL.findall(command):
+        for install in _INSTALL.findall(_COMMENT.sub("", command)):
             yield from _install(install, path, document, here)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -94,7 +95,8 @@ def _lost_setting(path: Path, command: str) -> Iterator[ConfigFinding]:
     setting, is_start = command.strip(), path[0] in (_HEAD, _WORKER)
     what = f"`{setting}` does not affect later commands"
     why = "Ray runs each command in a new shell, which does not have the settings of this one."
-    fix = f"Join it by && with the command that needs it, or run echo '{setting}' >> ~/.bashrc in setup_commands."
+    echo = f"echo {shlex.quote(setting)} >> ~/.bashrc"
+    fix = f"Join it by && with the command that needs it, or run {echo} in setup_commands."
     yield (warning if is_start or setting.startswith("ulimit") else error)("lost-setting", path, what, why, fix)
 
 

@@ -16,6 +16,8 @@ _LITERAL = frozenset(
     + ("nodeSelector", "serviceAccountName", "groupName", "claimName", "storageClassName", "bucketName")
 )
 _BRACES = re.compile(r"\{\{.*?\}\}")
+#: Braces in a text that is not YAML: where a value or a line begins, and so not in a quoted string of a command.
+_UNQUOTED = re.compile(r"(?m)^\s*(?:-\s+)?(?:[\w./-]+:\s+)?[\w./:-]*(\{\{.*?\}\})")
 _VARIABLE = re.compile(r"\$(\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
 
 
@@ -28,8 +30,8 @@ def find(text: str, documents: Sequence[Document], is_yaml: bool) -> ConfigFindi
         is_yaml: whether all of the text is YAML.
     """
     if not is_yaml:
-        match = _BRACES.search(text)
-        return match and _template(text[: match.start()].count("\n") + 1, match[0])
+        match = _UNQUOTED.search(text)
+        return match and _template(text[: match.start(1)].count("\n") + 1, match[1])
     for document in documents:
         top = document.mapping()
         if "apiVersion" in top and "kind" in top:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from raytf.doctor import machines
 from raytf.doctor.check.shell_commands import setup_commands
 from raytf.doctor.document import CLOUDS, Document
-from raytf.doctor.finding import ConfigFinding, Path, error, once, stops_ray_up, warning
+from raytf.doctor.finding import ConfigFinding, Path, Severity, error, once, stops_ray_up, warning
 from raytf.doctor.local_environment import Surroundings
 from raytf.doctor.node_types import node_types
 from raytf.errors import DISTRIBUTION
@@ -24,6 +24,8 @@ _UNPINNED = re.compile(
     r"\bpip3?\s+install\s+([^;&|]*?\s)?([\"']?)ray(\[[\w,-]+\])?"
     r"(\2(?=\s|[;&|]|$)|\s*(?:[<>!~]=?|===)\s*\d)(?![^\"'\s;&|]*,\s*==)"
 )
+#: Images of Ray for nodes without GPUs.
+_WITHOUT_CUDA = re.compile(r"rayproject/ray.*(-cpu|-py\d+|:\d+\.\d+\.\d+)(-aarch64)?$")
 #: Codes of versions that are reported once per file, with all their places.
 _ONCE = ("ray-version", "ray-not-pinned", "nightly-ray", "python-version")
 #: Commands that install a Python whose version has only two parts.
@@ -126,9 +128,11 @@ def _docker(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
         fix = "Use letters, digits, '_', '.' and '-'."
         yield error("container-name", ("docker", "container_name"), what, "Docker refuses it.", fix)
     has_gpus = any(t.has("GPU") > 0 and t.most > 0 and not t.is_head for t in node_types(document))
+    of_images: list[ConfigFinding] = []
     for key in images:
         accelerator = "gpu" if has_gpus and key != "head_image" else ""
-        yield from image(str(docker[key]), ("docker", key), here, accelerator)
+        of_images += image(str(docker[key]), ("docker", key), here, accelerator)
+    yield from of_images
     heads = docker.get("head_image") or docker.get("image")
     workers = docker.get("worker_image") or docker.get("image")
     both = [one for one in (heads, workers) if isinstance(one, str) and "rayproject/" in one]
@@ -136,17 +140,19 @@ def _docker(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
         path = ("docker", "worker_image" if "worker_image" in docker else "image")
         what = f"the head's image {heads} and the workers' {workers} differ in Python"
         yield error("python-version", path, what, _PYTHON_DIFFERS, "Use tags of the same version and -pyXY.")
-    yield from _gpu_images(document)
+    yield from _gpu_images(document, {f.path for f in of_images if f.severity is Severity.ERROR})
     yield from _run_options(document)
 
 
 def advised_image(tag: str, here: Surroundings, accelerator: str = "") -> str:
     """Return the image of Ray with this machine's versions, for the hardware that `tag` or `accelerator` names.
 
-    The tags are `{Ray version}-{Python version}[-{platform}]`: https://hub.docker.com/r/rayproject/ray.
+    The tags are `{Ray version}-{Python version}[-{platform}][-aarch64]`: https://hub.docker.com/r/rayproject/ray.
     """
     is_for_gpus = accelerator == "gpu" or re.search(r"-(gpu|cu\d+)\b", tag)
-    return f"rayproject/ray:{here.ray}-py{''.join(here.python.split('.')[:2])}{'-gpu' if is_for_gpus else ''}"
+    platform = "-gpu" if is_for_gpus else "-tpu" if re.search(r"-tpu\b", tag) else ""
+    architecture = "-aarch64" if tag.endswith("-aarch64") else ""
+    return f"rayproject/ray:{here.ray}-py{''.join(here.python.split('.')[:2])}{platform}{architecture}"
 
 
 def image(name: str, path: Path, here: Surroundings, accelerator: str = "") -> Iterator[ConfigFinding]:
@@ -174,7 +180,7 @@ def image(name: str, path: Path, here: Surroundings, accelerator: str = "") -> I
         yield warning("image-latest", path, f"image {name!r} has no fixed version", why, "Use a tag that is fixed.")
     elif is_rays and (tag.startswith(("latest", "nightly")) or not tag):
         why = f"Its Ray is not this machine's {here.ray}, and it may be yet another one on the next node."
-        yield error("image-latest", path, f"image {name!r} has no fixed version", why, own)
+        yield warning("image-latest", path, f"image {name!r} has no fixed version", why, own)
     elif is_rays and version and version[1] != here.ray:
         what = f"image {name} has Ray {version[1]} and no raytf"
         why = f"raytf needs Ray {here.ray}, which you have here; Ray refuses a driver of another version."
@@ -197,7 +203,8 @@ def python_tag(name: str) -> str | None:
     return f"{match[1]}.{match[2]}" if match else None
 
 
-def _gpu_images(document: Document) -> Iterator[ConfigFinding]:
+def _gpu_images(document: Document, replaced: set[Path]) -> Iterator[ConfigFinding]:
+    """Find an image without CUDA for GPUs, except those that an error already says to replace by one with CUDA."""
     shared: Path = ("docker", "worker_image" if document.get("docker", "worker_image") else "image")
     for t in node_types(document):
         if t.is_head or t.most <= 0 or t.has("GPU") <= 0:
@@ -205,7 +212,7 @@ def _gpu_images(document: Document) -> Iterator[ConfigFinding]:
         own: Path = (*t.path, "docker", "worker_image")
         path = own if document.get(*own) else shared
         used = document.get(*path)
-        if isinstance(used, str) and "rayproject/ray" in used and re.search(r"-cpu$|-py\d+$|:\d+\.\d+\.\d+$", used):
+        if path not in replaced and isinstance(used, str) and _WITHOUT_CUDA.search(used):
             what = f"nodes of type {t.name!r} have GPUs, and image {used} has no CUDA"
             why = "TensorFlow finds no GPU and trains on the CPU, at the price of the GPU."
             fix = "Use a tag with -gpu or -cu12..., or cluster-configs/docker/gpu.Dockerfile."

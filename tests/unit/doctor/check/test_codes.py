@@ -173,7 +173,12 @@ CASES = [
     ("kube-rule", JOB, "submissionMode: K8sJobMode", "submissionMode: k8sJob"),
     ("kube-rule", JOB, "submissionMode: K8sJobMode", "activeDeadlineSeconds: 0"),
     ("kube-rule", JOB, "submissionMode: K8sJobMode", "runtimeEnvYAML: 'pip: ['"),
-    ("open-to-world", KUBE, "serviceType: ClusterIP", "serviceType: NodePort"),
+    (
+        "open-to-world",
+        KUBE,
+        *("serviceType: ClusterIP", "serviceType: NodePort"),
+        *("  authOptions: {mode: token}\n", ""),
+    ),
 ]
 
 
@@ -213,6 +218,9 @@ def test_what_is_pinned_is_left_alone(here, command):
         "pip install 'rich==13.*' rich==13.1",
         "pip install 'rich==13.1; python_version < \"3.12\"' 'rich==14; python_version >= \"3.12\"'",
         "pip install -c nowhere.txt rich==13.1",
+        "pip install rich==13.1 rich==$VERSION",
+        "pip install rich==13.1 rich==13.$MINOR",
+        "pip install rich==13.1  # not rich==14",
     ],
 )
 def test_pins_that_pip_accepts(here, command):
@@ -289,6 +297,24 @@ def test_a_head_that_could_not_end_itself_is_found(here, code, text, edits):
         text = text.replace(old, new, 1)
     assert code not in codes(text, here)
     assert code in codes(text.replace("\nprovider:\n", "\nprovider:\n  autostop: 15m\n", 1), here)
+
+
+@pytest.mark.parametrize(
+    ("accounts", "listed"),
+    [
+        ("5", "none"),
+        ("[{scopes: 5}]", "5"),
+        ("[{scopes: 'https://a.example/b'}]", "https://a.example/b"),
+        ("[{scopes: [b, a]}]", "a, b"),
+        ("[{scopes: 'https://www.googleapis.com/auth/cloud-platform'}]", None),
+    ],
+)
+def test_scopes_of_any_type_are_judged(here, accounts, listed):
+    text = GCP.replace("\nprovider:\n", "\nprovider:\n  autostop: 15m\n", 1)
+    text = text.replace("    node_config:\n", f"    node_config:\n      serviceAccounts: {accounts}\n", 1)
+    errors = offline.check(text, here).of(Severity.ERROR)
+    assert [f.what for f in errors] == ([] if listed is None else [f"the scopes of the head are {listed}"])
+    assert all("/auth/cloud-platform;" in f.fix for f in errors)
 
 
 @pytest.mark.parametrize(

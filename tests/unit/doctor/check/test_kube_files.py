@@ -151,6 +151,9 @@ kind: Service
 metadata: {name: a}
 spec: {type: LoadBalancer, ports: [{port: 80, targetPort: 8265}]}
 """
+NAMED = INGRESS.replace("number: 8265", "name: dashboard")
+WITH_TOKEN = "{authOptions: {mode: token}, rayV"
+WITH_INGRESS = manifest(GOOD.replace("headGroupSpec: {", "headGroupSpec: {enableIngress: true, "))
 NODE_PORT = manifest(GOOD.replace("headGroupSpec: {", "headGroupSpec: {serviceType: NodePort, "))
 OPEN = ("warning", "open-to-world")
 
@@ -159,21 +162,54 @@ OPEN = ("warning", "open-to-world")
     ("text", "findings"),
     [
         (INGRESS, [OPEN]),
-        (INGRESS.replace("number: 8265", "name: dashboard"), [OPEN]),
+        (NAMED, []),
+        (NAMED.replace("name: a,", "name: a-head-svc,"), [OPEN]),
+        (f"{manifest(GOOD)}---{NAMED}", [OPEN]),
         (ROUTE, [OPEN]),
         (SERVICE, [("error", "open-to-world")]),
         (SERVICE.replace("LoadBalancer", "NodePort"), [OPEN]),
         (NODE_PORT, [OPEN]),
         (f"{NODE_PORT}---{INGRESS}", [OPEN]),
+        (NODE_PORT.replace("{rayV", WITH_TOKEN), []),
+        (WITH_INGRESS, [OPEN]),
+        (WITH_INGRESS.replace("{rayV", WITH_TOKEN), []),
+        (WITH_INGRESS.replace("true", "false"), []),
         (INGRESS.replace("8265", "8000"), []),
         (SERVICE.replace("8265", "8000"), []),
         (SERVICE.replace("LoadBalancer", "ClusterIP"), []),
         (INGRESS.replace("nginx}", "nginx, nginx.ingress.kubernetes.io/auth-url: https://a.example}"), []),
-        (f"{manifest(GOOD.replace('{rayV', '{authOptions: {mode: token}, rayV'))}---{INGRESS}", []),
+        (f"{manifest(GOOD.replace('{rayV', WITH_TOKEN))}---{INGRESS}", []),
     ],
 )
 def test_a_way_to_the_dashboard_without_a_login_is_found(text, findings):
     assert found(text) == findings
+
+
+AWS = "service.beta.kubernetes.io/aws-load-balancer"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "is_internal"),
+    [
+        (f"{AWS}-scheme: internal", True),
+        (f"{AWS}-scheme: internet-facing", False),
+        (f"{AWS}-internal: 'true'", True),
+        (f"{AWS}-internal: 'false'", False),
+        ("networking.gke.io/load-balancer-type: Internal", True),
+        ("networking.gke.io/load-balancer-type: External", False),
+        ("alb.ingress.kubernetes.io/scheme: internal", True),
+        ("kubernetes.io/ingress.class: gce-internal", True),
+        ("kubernetes.io/ingress.class: gce", False),
+        ("team: internal", False),
+    ],
+)
+def test_an_internal_load_balancer_is_left_alone(annotation, is_internal):
+    for text in (
+        SERVICE.replace("{name: a}", f"{{name: a, annotations: {{{annotation}}}}}"),
+        INGRESS.replace("{kubernetes.io/ingress.class: nginx}", f"{{{annotation}}}"),
+        WITH_INGRESS.replace("{name: a}", f"{{name: a, annotations: {{{annotation}}}}}", 1),
+    ):
+        assert ("open-to-world" not in {code for _, code in found(text)}) == is_internal
 
 
 @pytest.mark.parametrize(
@@ -181,6 +217,7 @@ def test_a_way_to_the_dashboard_without_a_login_is_found(text, findings):
     [
         ("apiVersion: ray.io/v1\nkind: RayCluster\nspec:\n  {{- with .Values.a }}\n  a: 1\n", "template", "helm"),
         ("apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: '{{ .Values.name }}'}\n", "template", "helm"),
+        ("a: b\nlist:\n\n  - name: x-{{ .Values.a }}\n  {{ end }}\n", "template", "helm"),
         (manifest(cluster("$IMAGE")), "template", "envsubst"),
         (manifest(cluster("a:1")).replace("name: a}", "name: '${NAME}'}"), "template", "envsubst"),
         ("ray-version: 2.60.0\nhead: {cpu: 1}\n", "foreign-file", "kubectl ray"),
@@ -204,6 +241,11 @@ def test_another_format_gets_one_sentence(text, code, word):
 )
 def test_variables_that_something_expands_are_left_alone(text):
     assert "template" not in {code for _, code in found(text)}
+
+
+def test_braces_in_a_command_hide_no_syntax_error():
+    text = "setup_commands:\n  - docker ps --format '{{.Names}}'\n  - a: [\n"
+    assert found(text) == [("error", "yaml-syntax")]
 
 
 @pytest.mark.parametrize(("text", "word"), [(manifest(GOOD), "nothing found"), (SERVICE, "nothing of Ray here")])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
 
-from raytf.doctor.check import azure, offline
+from raytf.doctor.check import azure, offline, versions
 from raytf.doctor.finding import Severity
 from raytf.doctor.local_environment import Surroundings
 
@@ -134,6 +135,71 @@ def test_unpinned_and_nightly_are_judged_alike_wherever_they_are(here, command, 
     assert [f for f in findings(here, **in_container) if f.code == code] == []
 
 
+@pytest.mark.parametrize(
+    ("image", "codes"),
+    [
+        ("rayproject/ray:nightly", [("warning", "image-latest")]),
+        ("rayproject/ray:latest", [("warning", "image-latest")]),
+        ("rayproject/ray:2.52.0-py311", [("error", "ray-version")]),
+        ("rayproject/ray:2.52.0-py311-gpu", [("error", "ray-version")]),
+        ("rayproject/ray:2.60.0-py311", [("error", "cpu-image-on-gpu")]),
+        ("rayproject/ray:2.60.0-py311-aarch64", [("error", "cpu-image-on-gpu")]),
+        ("rayproject/ray:2.60.0-py311-gpu", []),
+        ("rayproject/ray:2.60.0-py311-gpu-aarch64", []),
+    ],
+)
+def test_an_image_of_gpu_workers_gets_one_finding(here, image, codes):
+    gpu = {"node_config": {**MACHINE, "InstanceType": "g6.xlarge"}, "resources": {"GPU": 1}, "max_workers": 1}
+    changes = {
+        "available_node_types": yaml.safe_load(TEXT)["available_node_types"] | {"gpu": gpu},
+        "docker": {"image": image, "container_name": "ray"},
+    }
+    images = [f for f in findings(here, **changes) if f.path[:1] == ("docker",)]
+    assert [(f.severity.value, f.code) for f in images] == codes
+    assert all("-gpu" in f.fix for f in images)
+
+
+@pytest.mark.parametrize(
+    ("tag", "accelerator", "suffix"),
+    [
+        ("2.9.0", "", ""),
+        ("2.9.0-py310-cpu", "", ""),
+        ("2.9.0-py310", "gpu", "-gpu"),
+        ("2.9.0-py310-cu121", "", "-gpu"),
+        ("2.9.0-py310-tpu", "", "-tpu"),
+        ("2.9.0-py310-aarch64", "", "-aarch64"),
+        ("2.9.0-py310-gpu-aarch64", "", "-gpu-aarch64"),
+    ],
+)
+def test_the_advised_image_is_for_the_same_hardware(here, tag, accelerator, suffix):
+    assert versions.advised_image(tag, here, accelerator) == f"rayproject/ray:2.60.0-py311{suffix}"
+
+
+@pytest.mark.parametrize(
+    ("machine", "is_for_gpus"), [("m7i.large", False), ("g6.xlarge", True), ("g6f.large", True), ("z9.mega", True)]
+)
+def test_a_machine_without_gpus_is_advised_no_driver(here, machine, is_for_gpus):
+    types = {"head": {"node_config": {"InstanceType": machine}}}
+    (finding,) = [f for f in findings(here, available_node_types=types) if f.code == "old-default-image"]
+    assert ("nvidia" in finding.fix) == is_for_gpus
+
+
+@pytest.mark.parametrize(("machine", "is_for_gpus"), [("n1-standard-4", False), ("g2-standard-4", True)])
+def test_google_heads_without_gpus_are_advised_no_driver(here, machine, is_for_gpus):
+    disks = [{"boot": True, "initializeParams": {"sourceImage": "projects/a/global/images/ubuntu-1804-x"}}]
+    types = {"head": {"node_config": {"machineType": machine, "disks": disks}}}
+    provider = {"type": "gcp", "region": "us-west1", "availability_zone": "us-west1-a", "project_id": "a"}
+    changes = {"provider": provider, "available_node_types": types}
+    (finding,) = [f for f in findings(here, **changes) if f.code == "retired-image"]
+    assert ("nvidia" in finding.fix) == is_for_gpus
+
+
+def test_a_setting_with_quotes_is_quoted_for_the_shell(here):
+    command = "export A='b'"
+    (finding,) = [f for f in findings(here, setup_commands=[command]) if f.code == "lost-setting"]
+    assert f"run echo {shlex.quote(command)} >> ~/.bashrc in" in finding.fix
+
+
 AZURE = """\
 cluster_name: theirs
 provider: {type: azure, location: westus2, resource_group: mine, cache_stopped_nodes: false}
@@ -163,6 +229,7 @@ def test_azure_needs_a_subscription_or_its_command_line(here, monkeypatch, has_c
         ("AWSTemplateFormatVersion: 2010-09-09\nResources: {A: {Type: 'AWS::S3::Bucket', X: !Ref B}}\n", "CloudForm"),
         ("Resources:\n  A:\n    Type: AWS::S3::Bucket\n    BucketName: !Sub x\n", "CloudFormation"),
         ("services: {web: {image: nginx}}\n", "Docker Compose"),
+        ("image: {repository: rayproject/ray, tag: 2.60.0}\nhead: {}\n", "values of a Helm chart"),
     ],
 )
 def test_a_file_of_another_tool_gets_one_sentence(here, text, name):
