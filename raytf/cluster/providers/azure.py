@@ -53,8 +53,11 @@ class Provider(FallbackProvider, AzureNodeProvider):
         raise NoCapacity(*lack, {vm.name: None for vm in mine if vm.provisioning_state != "Failed"})
 
     def end_head(self, node: str) -> None:
-        """Deallocate the head, on which this may run: a process cannot delete its own machine and then the machine's
-        disk and address. Those stay until `ray down`, at a few US dollars a month."""
+        """Deallocate the head, on which this code may run.
+
+        A process cannot delete its own machine and then the machine's disk and address. These stay, at a few US dollars
+        a month, and `raytf down-check` lists them.
+        """
         self.cache_stopped_nodes = True
         self.terminate_node(node)
 

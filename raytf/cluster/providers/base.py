@@ -74,11 +74,11 @@ class FallbackProvider:
         raise NotImplementedError
 
     def end_workers(self, nodes: list[str]) -> None:
-        """Begin to delete workers."""
+        """Start to delete workers."""
         self.terminate_nodes(nodes)  # type: ignore[attr-defined]
 
     def end_head(self, node: str) -> None:
-        """Delete the head, on which this may run."""
+        """Delete the head, on which this code may run."""
         self.cache_stopped_nodes = False
         self.terminate_node(node)  # type: ignore[attr-defined]
 

@@ -58,12 +58,12 @@ class Provider(FallbackProvider, GCPNodeProvider):
             return known.resource if known is not None else super()._get_resource_depending_on_node_name(node_name)
 
     def end_workers(self, nodes: list[str]) -> None:
-        """Begin to delete workers, all at once: Ray's provider waits for each, up to a minute."""
+        """Start to delete all workers at once. Ray's provider would wait up to a minute for each."""
         errors = []
         for node in nodes:
             try:
                 self._get_resource_depending_on_node_name(node).delete_instance(node_id=node, wait_for_operation=False)
-            except Exception as error:  # the others are to be deleted all the same
+            except Exception as error:  # delete the other workers anyway
                 errors.append(error)
         if errors:
             raise errors[0]

@@ -20,7 +20,7 @@ _SCOPES = {"https://www.googleapis.com/auth/compute", _ALL}
 
 
 def check(document: Document) -> Iterator[ConfigFinding]:
-    """Find a period that is none, and heads that cannot end themselves, of clusters with raytf's own provider."""
+    """Find invalid periods, and heads that cannot end themselves, in clusters with raytf's own providers."""
     provider = document.mapping("provider")
     path: Path = ("provider", fallback.AUTOSTOP)
     if provider.get(fallback.AUTOSTOP) is None or str(provider.get("module")) not in fallback.MODULES:

@@ -59,12 +59,15 @@ def _is_helm_values(value: dict[str, Any]) -> bool:
     return isinstance(image, dict) and "repository" in image
 
 
+_PASS_ANOTHER = "Pass a `ray up` file or a KubeRay manifest; cluster-configs/ has examples."
+
+
 @dataclass(frozen=True)
 class _Format:
     name: str
     command: str
     has_shape: Callable[[dict[str, Any]], bool]
-    fix: str = "Pass a `ray up` file or a KubeRay manifest; cluster-configs/ has examples."
+    fix: str = _PASS_ANOTHER
 
 
 _FORMATS = (
@@ -87,7 +90,6 @@ _FORMATS = (
         "Render it first: helm template NAME CHART --values FILE | raytf check -",
     ),
 )
-_CLOUDFORMATION_TEMPLATE = _Format("an AWS CloudFormation template", "aws cloudformation deploy", lambda value: False)
 
 
 def find(text: str, documents: Sequence[Document]) -> ConfigFinding | None:
@@ -96,14 +98,13 @@ def find(text: str, documents: Sequence[Document]) -> ConfigFinding | None:
     if any(key in value for value in values for key in _OURS):
         return None
     if _CLOUDFORMATION.search(text):
-        return _foreign(_CLOUDFORMATION_TEMPLATE)
+        return _foreign("an AWS CloudFormation template", "aws cloudformation deploy")
     for format_ in _FORMATS:
         if any(format_.has_shape(value) for value in values):
-            return _foreign(format_)
+            return _foreign(format_.name, format_.command, format_.fix)
     return None
 
 
-def _foreign(file: _Format) -> ConfigFinding:
-    why = f"`{file.command}` reads it; `ray up` does not, and raytf checks nothing in it."
-    found = error("foreign-file", (), f"this is not a `ray up` file: it is {file.name}", why, file.fix)
-    return replace(found, line=1)
+def _foreign(name: str, command: str, fix: str = _PASS_ANOTHER) -> ConfigFinding:
+    why = f"`{command}` reads it; `ray up` does not, and raytf checks nothing in it."
+    return replace(error("foreign-file", (), f"this is not a `ray up` file: it is {name}", why, fix), line=1)

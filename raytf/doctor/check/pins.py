@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
+from raytf.doctor.check.shell_commands import setup_commands
 from raytf.doctor.document import Document
 from raytf.doctor.finding import ConfigFinding, Path, error
 from raytf.doctor.local_environment import Surroundings
@@ -16,12 +17,11 @@ _INSTALL = re.compile(r"\bpip3?\s+install\s([^;&|]*)")
 _PIN = re.compile(r"(?<![\w.=/:-])([A-Za-z0-9][\w.-]*)(?:\[[\w,.-]*\])?\s*==\s*([\w.!+]+)(?![\w.*$,;])")
 _COMMENT = re.compile(r"(^|\s)#.*$", re.M)
 _CONSTRAINTS = re.compile(r"(?:^|\s)(?:-c|--constraint)[\s=]\s*[\"']?([^\s\"']+)")
-_COMMANDS = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
 
 
 def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
-    """Find a package that one `pip install` pins to two versions, or to another one than its file of constraints."""
-    for path, command in document.commands(*_COMMANDS):
+    """Find packages that a `pip install` pins to two versions, or to a version that its constraints file excludes."""
+    for path, command in setup_commands(document):
         for install in _INSTALL.findall(_COMMENT.sub("", command)):
             yield from _install(install, path, document, here)
 
@@ -34,9 +34,9 @@ def _install(install: str, path: Path, document: Document, here: Surroundings) -
             if match and ";" not in line:
                 known.setdefault(_name(match[1]), (match[2], f"{file} pins it to {match[2]}"))
     for name, version in _PIN.findall(install):
-        other, told = known.setdefault(_name(name), (version, f"{name}=={version} stands there too"))
+        other, reason = known.setdefault(_name(name), (version, f"{name}=={version} stands there too"))
         if _release(other) != _release(version):
-            what = f"{name}=={version} is installed, and {told}"
+            what = f"{name}=={version} is installed, and {reason}"
             why = "pip refuses the command (`ResolutionImpossible`), and the node is set up again and again."
             yield error("pins-differ", path, what, why, f"Write {name}=={other}, or change the other pin.")
 
